@@ -1,0 +1,62 @@
+"""Planning: an explicit plan in the state, revised when an observation contradicts what it rests on."""
+
+from __future__ import annotations
+
+import re
+
+from agentcore.environment import Json
+from agentcore.state import AgentUpdate, AgentView
+from memory import BeliefState
+
+_STOP = frozenset(
+    "a an and are at be by can cost costs do does find for from get give how in is it item much of on or please price "
+    "sold tell that the their them this to together total sum up was what when where which who with you".split()
+)
+_COMBINE = frozenset("together total sum combined altogether".split())
+
+
+class PlanningNode:
+    """A plan of "find X" steps, one for each thing the task names, then combine if it asks for a total, then answer.
+
+    Facts fill it in: a step is done when the belief holds a fact about its subject; a fact that leads on ("Lyon sells
+    amber") adds a step; a contradicted fact reopens what was combined from it.
+    """
+
+    def __call__(self, state: AgentView) -> AgentUpdate:
+        instruction = state["task"]["instruction"]
+        belief = BeliefState.from_json(state["belief"]) if state.get("belief") else BeliefState()
+        old = state.get("plan") or []
+        plan = self._gather(instruction, belief)
+        if _COMBINE & set(re.findall(r"\w+", instruction.lower())):
+            combined = any(r["name"] == "compute" and r["ok"] for r in state.get("results", []))
+            was = any(s["kind"] == "combine" and s["status"] == "done" for s in old)
+            stale = bool(state.get("contradicted"))
+            done = (combined or was) and not stale
+            plan.append(_step("combine", "add up", done))
+        plan.append(_step("answer", "answer", False))
+        changed = [s["text"] for s in plan] != [s["text"] for s in old]
+        revised = changed or (bool(old) and bool(state.get("contradicted")))
+        note = "Plan: " + ", ".join(s["text"] for s in plan if s["status"] == "open") + "." if revised else ""
+        return {"plan": plan, "plan_note": note}
+
+    @staticmethod
+    def _gather(instruction: str, belief: BeliefState) -> list[Json]:
+        """One step for each thing to find out, in the order the task names them, with what it led on to."""
+        facts = {f.subject.lower(): f for f in belief.active if f.subject}
+        steps: list[Json] = []
+        todo = [w for w in re.findall(r"[A-Za-z]\w+", instruction) if w.lower() not in _STOP]
+        seen: set[str] = set()
+        while todo:
+            name = todo.pop(0)
+            if name.lower() in seen:
+                continue
+            seen.add(name.lower())
+            fact = facts.get(name.lower())
+            steps.append(_step("find", f"find {name}", fact is not None))
+            if fact is not None and fact.value and not any(ch.isdigit() for ch in fact.value) and " " not in fact.value:
+                todo.insert(0, fact.value)
+        return steps
+
+
+def _step(kind: str, text: str, done: bool) -> Json:
+    return {"kind": kind, "text": text, "status": "done" if done else "open"}

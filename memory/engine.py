@@ -1,0 +1,329 @@
+"""A store's database and mirror working together: views, writes, pins, pruning, expiry."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from memory import cache
+from memory.embedding import Vectors
+from memory.errors import StoreClosedError
+from memory.index import Kind, Metric, similarity
+from memory.locks import FileLock
+from memory.mirror import Mirror
+from memory.rows import LIVE, Reader, Row, Rows, Write
+
+Ranked = list[tuple[int, float | None]]
+"""Item ids with their scores, best first; None where an item has no vector or there was no query."""
+GARBAGE = 1024
+"""Superseded versions that are tolerated before pruning, besides a quarter of the live ones."""
+PRUNE_STEP = 4000
+"""Versions removed at most after one write, so that no single write waits long."""
+
+
+class View:
+    """The store as of one generation, while a reader is open."""
+
+    def __init__(self, engine: Engine, db: Reader, generation: int, now: int) -> None:
+        self.engine, self.db, self.generation, self.now = engine, db, generation, now
+
+    def find(self, namespace: tuple[str, ...], key: str) -> Row | None:
+        """The item's version, unless expired ones are omitted and it is expired."""
+        number = self.engine.rows.namespace_id(self.db, namespace)
+        if number is None:
+            return None
+        row = self.engine.rows.find(self.db, number, key, self.generation)
+        if row is not None and row.ttl is not None and row.id in self.omitted():
+            return None
+        return row
+
+    def omitted(self) -> set[int]:
+        """Ids of the expired items that reads leave out."""
+        if not self.engine.omit_expired:
+            return set()
+        return self.engine.rows.expired(self.db, self.now, self.generation)
+
+    def rank(
+        self,
+        prefix: tuple[str, ...],
+        condition: dict[str, Any] | None,
+        query: Vectors | None,
+        k: int,
+        hidden: Collection[int] = (),
+    ) -> Ranked:
+        """The ``k`` best items under a prefix that meet a filter: by score, then those without a vector, newest
+        first. Without a query: newest first."""
+        hidden = set(hidden) | self.omitted()
+        mirror, ranked = self.engine.mirror, []
+        with mirror.lock.read():
+            scope = mirror.scope(prefix, condition, self.generation, hidden)
+            if query is not None:
+                exact = mirror.index is None or mirror.index.exact
+                found, scores = mirror.nearest(scope, query, k if exact else 4 * k + 32)
+                ranked = list(zip(mirror.ids.view[found].tolist(), scores.tolist(), strict=True))
+            short = k - len(ranked)
+            rest = mirror.newest(scope, unindexed=query is not None)[:short] if short > 0 else []
+            unscored = mirror.ids.view[rest].tolist() if len(rest) else []
+        if query is not None and not exact:
+            ranked = self._rescored(ranked, query)
+        return [*ranked[:k], *((item, None) for item in unscored)][:k]
+
+    def _rescored(self, ranked: list[tuple[int, float]], query: Vectors) -> list[tuple[int, float]]:
+        """Scores from the stored floats in place of those from rounded ones."""
+        stored = self.engine.rows.fetch_vectors(self.db, [item for item, _ in ranked], len(query))
+        metric = self.engine.mirror.metric
+        exact = [(item, float(similarity(query, stored[item], metric).max())) for item, _ in ranked if item in stored]
+        return sorted(exact, key=lambda pair: -pair[1])
+
+    def tally(self, hidden: Collection[int] = ()) -> dict[tuple[str, ...], int]:
+        """Number of items per namespace."""
+        hidden = set(hidden) | self.omitted()
+        with self.engine.mirror.lock.read():
+            return self.engine.mirror.tally(self.generation, hidden)
+
+    def ids(self, prefix: tuple[str, ...], condition: dict[str, Any] | None = None) -> list[int]:
+        """Ids of all items under a prefix, oldest first."""
+        hidden = self.omitted()
+        mirror = self.engine.mirror
+        with mirror.lock.read():
+            rows = mirror.newest(mirror.scope(prefix, condition, self.generation, hidden))
+            return [int(item) for item in mirror.ids.view[rows][::-1]]
+
+    def fetch(self, ids: Sequence[int]) -> dict[int, Row]:
+        """Item versions by id."""
+        return self.engine.rows.fetch(self.db, ids)
+
+    def path(self, row: Row) -> tuple[str, ...]:
+        """A row's namespace."""
+        return self.engine.mirror.names[row.namespace]
+
+
+class Engine:
+    """The database, the mirror and the rules that keep them together, for one folder or for memory alone."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        metric: Metric,
+        kind: Kind | Literal["auto"],
+        sq8_from: int,
+        durability: Literal["full", "normal"],
+        clock: Callable[[], float],
+        omit_expired: bool,
+    ) -> None:
+        self.folder, self.clock, self.omit_expired = folder, clock, omit_expired
+        self._pid = os.getpid()
+        self._closed = False
+        self.rows = Rows(None if folder is None else folder / "store.db", durability)
+        self.rows.prepare()
+        self.mirror = Mirror(self.rows, metric, kind, sq8_from)
+        self._write_lock = threading.RLock()
+        self._pins: Counter[int] = Counter()
+        self._pin_lock = threading.Lock()
+        self._snapshots = 0
+        self._process_lock = None if folder is None else FileLock(folder / "snapshots.lock")
+        self._saved = 0
+        self._stale = False
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    @property
+    def cache_path(self) -> Path | None:
+        """The index file."""
+        return None if self.folder is None else self.folder / "index.cache"
+
+    def load(self, dims: int, *, use_cache: bool = True) -> None:
+        """Fill the mirror from the index file and the rows; with vectors of ``dims`` dimensions (0: none yet)."""
+        with self.rows.reader() as db, self.mirror.lock.write():
+            mirror = self.mirror
+            mirror.reset()
+            mirror.dims = dims
+            mirror.load_names(db)
+            path = self.cache_path
+            loaded = use_cache and path is not None and dims > 0 and cache.load(mirror, db, path)
+            after = int(mirror.ids.view[-1]) if loaded and len(mirror) else 0
+            fresh = cache.live_rows(db, after)
+            mirror.expect(len(mirror.slot_row) + int(fresh[:, 2].sum()))
+            mirror.append_from(db, [(*row, LIVE) for row in fresh.tolist()])
+            mirror.generation = self.rows.counters(db).generation
+            self._saved = len(mirror.slot_row) if loaded else 0
+            self._stale = False
+
+    def check_open(self) -> None:
+        """Raise :class:`StoreClosedError` if the store was closed or belongs to another process."""
+        if self._closed:
+            raise StoreClosedError("This store is closed. Open it again with FaissStore(path).")
+        if os.getpid() != self._pid:
+            raise StoreClosedError(
+                "This store was opened by the parent process. SQLite connections and FAISS threads do not survive a "
+                "fork: open the store in each process (several processes may share a folder)."
+            )
+
+    def now(self) -> int:
+        """Microseconds since 1970."""
+        return int(self.clock() * 1_000_000)
+
+    def save_cache(self) -> None:
+        """Write the index file."""
+        if self.cache_path is not None:
+            with self._write_lock, self.mirror.lock.read():
+                cache.save(self.mirror, self.rows, self.cache_path)
+                self._saved = len(self.mirror.slot_row)
+
+    def close(self) -> None:
+        """Save the index where it changed and let the files go; closing twice is harmless."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        if len(self.mirror.slot_row) != self._saved and not self._stale:
+            self.save_cache()
+        self._closed = True
+        self.rows.close()
+        if self._process_lock is not None:
+            self._process_lock.close()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def view(self, at: tuple[int, int] | None = None) -> Iterator[View]:
+        """The store now, or at a pinned ``(generation, time)``. Nothing it can see is pruned while it is open."""
+        self.check_open()
+        with self._pin_lock:
+            # Whatever is read below lies at or after this generation.
+            pinned = self.mirror.generation if at is None else at[0]
+            self._pins[pinned] += 1
+        try:
+            with self.rows.reader() as db:
+                generation = self._current(db)
+                yield View(self, db, generation if at is None else at[0], self.now() if at is None else at[1])
+        finally:
+            self._unpin(pinned)
+
+    def _current(self, db: Reader) -> int:
+        generation = self.rows.counters(db).generation
+        if self._stale:
+            self.load(self.mirror.dims, use_cache=False)
+        if generation > self.mirror.generation:
+            with self.mirror.lock.write():
+                self.mirror.catch_up(db)
+        return generation
+
+    def pin(self) -> tuple[int, int]:
+        """Keep the present state readable until :meth:`release`; returns its generation and time."""
+        self.check_open()
+        with self._pin_lock:
+            if self._snapshots == 0 and self._process_lock is not None:
+                # Before the generation is read: another process may be pruning.
+                self._process_lock.share()
+            self._snapshots += 1
+        with self.view() as view:
+            with self._pin_lock:
+                self._pins[view.generation] += 1
+            return view.generation, view.now
+
+    def release(self, generation: int) -> None:
+        """Let a pinned state go."""
+        self._unpin(generation)
+        with self._pin_lock:
+            self._snapshots -= 1
+            if self._snapshots == 0 and self._process_lock is not None and not self._closed:
+                self._process_lock.release()
+
+    def _unpin(self, generation: int) -> None:
+        with self._pin_lock:
+            self._pins[generation] -= 1
+            if self._pins[generation] <= 0:
+                del self._pins[generation]
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Commit puts and deletes (one per key) as one generation; durable when it returns."""
+        self.check_open()
+        with self._write_lock:
+            self._take_over(self.rows.write(writes, self.now()))
+            self._tidy()
+
+    def refresh(self, ids: Sequence[int]) -> None:
+        """Restart the time to live of items that were read."""
+        self.rows.refresh(ids, self.now())
+
+    def sweep(self) -> int:
+        """Delete the items whose time to live has run out; returns how many."""
+        self.check_open()
+        with self._write_lock:
+            now = self.now()
+            with self.view() as view:
+                ids = sorted(self.rows.expired(view.db, now, view.generation))
+            delta = self.rows.retire(ids, now) if ids else None
+            self._take_over(delta)
+            return 0 if delta is None else len(delta.died)
+
+    def _take_over(self, delta: Any) -> None:
+        if delta is None:
+            return
+        try:
+            with self.mirror.lock.write():
+                self.mirror.apply(delta)
+        except BaseException:
+            # The rows are committed; a half-updated mirror must not answer, so the next view rebuilds it.
+            self._stale = True
+            raise
+
+    def _horizon(self) -> int:
+        with self._pin_lock:
+            return min([self.mirror.generation, *self._pins])
+
+    def _tidy(self) -> None:
+        mirror = self.mirror
+        slots = len(mirror.slot_row)
+        if self.cache_path is not None and slots >= 20_000 and slots > 2 * self._saved:
+            self.save_cache()
+        patience = 1.0 if mirror.index is not None and mirror.index.kind == "hnsw" else 0.25
+        if mirror.dead <= GARBAGE + patience * (len(mirror) - mirror.dead):
+            return
+        horizon = self._horizon()
+        self.prune(horizon, PRUNE_STEP)
+        gone = int(np.count_nonzero(mirror.died.view <= horizon))
+        if gone > mirror.dead // 2:
+            with mirror.lock.write():
+                mirror.compacted(horizon)
+
+    def prune(self, horizon: int, limit: int) -> int:
+        """Remove superseded versions from the database, unless a snapshot in some process may need them."""
+        with self._pin_lock:
+            if self._snapshots or (self._process_lock is not None and not self._process_lock.try_exclusive()):
+                return 0
+            try:
+                return self.rows.prune(horizon, limit)
+            finally:
+                if self._process_lock is not None:
+                    self._process_lock.release()
+
+    def compact(self) -> int:
+        """Remove every superseded version that no snapshot needs, shrink the files; returns how many went."""
+        self.check_open()
+        with self._write_lock:
+            with self.view():
+                pass
+            horizon, removed = self._horizon(), 0
+            while step := self.prune(horizon, 50_000):
+                removed += step
+            with self.mirror.lock.write():
+                self.mirror.compacted(horizon)
+            self.rows.shrink()
+            self.save_cache()
+            return removed
+
+
+def finalizer(owner: object, engine: Engine, generation: int) -> weakref.finalize[[int], Any]:
+    """Release a pin when ``owner`` goes away or is closed, once."""
+    return weakref.finalize(owner, engine.release, generation)
