@@ -16,7 +16,8 @@ from memory.errors import (
 from memory.projection import Projection
 from memory.records import BeliefChange, Evidence, Fact, Hypothesis, Progress, Question, Statement
 from memory.retrieval import Hit, Retriever
-from memory.store import FaissStore, Overlay, Snapshot
+from memory.snapshot import Overlay, Snapshot
+from memory.store import FaissStore
 from memory.updating import RuleUpdater
 
 __all__ = [

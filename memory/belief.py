@@ -187,11 +187,12 @@ class BeliefState:
         """Add evidence for or against an open hypothesis; ``weight`` is in log-odds and positive."""
         when = self._when(time)
         if not weight > 0:
-            raise BeliefError(f"Evidence weight must be positive, got {weight}; say supports=False for evidence against.")
+            raise BeliefError(f"A weight must be positive, got {weight}; say supports=False for evidence against.")
         old = _one(self.open_hypotheses, hypothesis_id, "open hypothesis")
         piece = Evidence(evidence_id, when, weight if supports else -weight)
         new = replace(old, evidence=(*old.evidence, piece))
-        return self._next(when, ["weigh", hypothesis_id, evidence_id, piece.weight], hypotheses=_swap(self.hypotheses, new))
+        what = ["weigh", hypothesis_id, evidence_id, piece.weight]
+        return self._next(when, what, hypotheses=_swap(self.hypotheses, new))
 
     def settle(
         self, hypothesis_id: str, verdict: Literal["confirmed", "rejected"], *, time: float | None = None

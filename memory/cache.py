@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from memory.errors import BadValueError
 from memory.index import VectorIndex
 from memory.mirror import Mirror
-from memory.rows import LIVE, Reader, Rows
+from memory.rows import Rows
+from memory.schema import LIVE, Reader
 
 MAGIC = b"memidx01"
 _BLOCK = 1 << 20
@@ -31,7 +32,8 @@ def save(mirror: Mirror, rows: Rows, path: Path) -> None:
     if mirror.index is None:
         return
     nonce = secrets.token_hex(16)
-    head = {"nonce": nonce, "kind": mirror.index.kind, "metric": mirror.metric, "dims": mirror.dims, "rows": len(mirror)}
+    head = {"nonce": nonce, "kind": mirror.index.kind, "metric": mirror.metric, "dims": mirror.dims}
+    head["rows"] = len(mirror)
     part = path.with_name(f"{path.name}.{os.getpid()}.{nonce[:8]}.part")
     try:
         with part.open("wb") as file:
@@ -79,22 +81,28 @@ def load(mirror: Mirror, db: Reader, path: Path) -> bool:
 def _restore(
     mirror: Mirror, db: Reader, index: VectorIndex, ids: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> bool:
-    last = int(ids[-1]) if len(ids) else 0
-    live = live_rows(db, 0, last)
+    # Rows that died while the file was not looked at are not current, whatever the file says.
+    live = current_rows(db, Rows.counters(db).generation, until=int(ids[-1]) if len(ids) else 0)
     places = np.searchsorted(ids, live[:, 0])
-    if len(live) and (not (ids[np.minimum(places, len(ids) - 1)] == live[:, 0]).all() or (counts[places] != live[:, 2]).any()):
+    known = ids[np.minimum(places, len(ids) - 1)] == live[:, 0]
+    if not known.all() or (counts[places] != live[:, 2]).any():
         return False
-    namespace, born, died = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
-    namespace[places], born[places], died[places] = live[:, 1], live[:, 3], LIVE
+    namespace, born, died = (np.zeros(len(ids), np.int64) for _ in range(3))
+    namespace[places], born[places], died[places] = live[:, 1], live[:, 3], live[:, 4]
     mirror.restore(index, ids, namespace, counts, born, died)
     return True
 
 
-def live_rows(db: Reader, after: int, until: int = LIVE, chunk: int = 50_000) -> NDArray[np.int64]:
-    """(n, 4) array of id, namespace, number of vectors and birth of the current versions, ids in (after, until]."""
-    parts = [np.zeros((0, 4), np.int64)]
-    sql = f"SELECT id, namespace, vectors, born FROM items WHERE id > ? AND id <= ? AND died = {LIVE} ORDER BY id LIMIT ?"
-    while found := db.rows(sql, (after, until, chunk)):
+def current_rows(
+    db: Reader, generation: int, after: int = 0, until: int = LIVE, chunk: int = 50_000
+) -> NDArray[np.int64]:
+    """(n, 5) array of id, namespace, number of vectors, birth and death of the versions that are visible at or after a
+    generation, ids in (after, until]."""
+    parts = [np.zeros((0, 5), np.int64)]
+    sql = (
+        "SELECT id, namespace, vectors, born, died FROM items WHERE id > ? AND id <= ? AND died > ? ORDER BY id LIMIT ?"
+    )
+    while found := db.rows(sql, (after, until, generation, chunk)):
         parts.append(np.array(found, np.int64))
         after = found[-1][0]
     return np.concatenate(parts)

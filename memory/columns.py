@@ -74,12 +74,10 @@ class _Column:
         self.codes.extend(codes)
 
     def _number(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return float("nan")
-        if abs(value) > EXACT:
-            self._inexact = True
-            return float("nan")
-        return float(value)
+        if _is_exact(value):
+            return float(value)
+        self._inexact = self._inexact or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        return float("nan")
 
     def passing(self, wanted: Any, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each row, whether its value satisfies a condition; a distinct value is compared once at most."""
@@ -87,16 +85,21 @@ class _Column:
         operands = wanted if isinstance(wanted, dict) else {"$eq": wanted}
         if set(operands) == {"$eq"} and isinstance(operands["$eq"], (str, bool, int, float)):
             return np.asarray(codes == self._lookup.get(_canonical(operands["$eq"]), -1))
-        numeric = all(isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) <= EXACT for x in operands.values())
-        if operands and numeric and not self._inexact and set(operands) <= _ORDER.keys():
+        ordered = bool(operands) and set(operands) <= _ORDER.keys() and not self._inexact
+        if ordered and all(_is_exact(operand) for operand in operands.values()):
             passing = np.ones(len(self.values), bool)
             for name, operand in operands.items():
                 passing &= _ORDER[name](self._numbers.view, operand)
             return np.asarray(passing[codes])
         if len(self.values) <= 2 * len(rows) + 16:
-            return np.fromiter((compare(value, wanted) for value in self.values), bool, len(self.values))[codes]
+            passing = np.fromiter((compare(value, wanted) for value in self.values), bool, len(self.values))
+            return np.asarray(passing[codes])
         present, inverse = np.unique(codes, return_inverse=True)
-        return np.array([compare(self.values[code], wanted) for code in present], bool)[inverse]
+        return np.asarray(np.array([compare(self.values[code], wanted) for code in present], bool)[inverse])
+
+
+def _is_exact(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= EXACT
 
 
 def _canonical(value: Any) -> str:

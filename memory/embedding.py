@@ -183,7 +183,7 @@ class Embedder:
                 "expected. Pass the embedder the store was made with, or make a new store for this one."
             )
         if not np.isfinite(vectors).all():
-            raise EmbedderError(f"The embedder {self.name!r} returned NaN or infinity; such a vector has no neighbours.")
+            raise EmbedderError(f"The embedder {self.name!r} returned NaN or infinity, which is near to nothing.")
         self.dims = int(vectors.shape[1])
         return np.ascontiguousarray(vectors)
 

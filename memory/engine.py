@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memory import cache
 from memory.embedding import Vectors
 from memory.errors import StoreClosedError
 from memory.index import Kind, Metric, similarity
 from memory.locks import FileLock
-from memory.mirror import Mirror
-from memory.rows import LIVE, Reader, Row, Rows, Write
+from memory.mirror import SQ8_FROM, Mirror
+from memory.rows import Rows
+from memory.schema import Reader, Row, Write
 
 Ranked = list[tuple[int, float | None]]
 """Item ids with their scores, best first; None where an item has no vector or there was no query."""
-GARBAGE = 1024
-"""Superseded versions that are tolerated before pruning, besides a quarter of the live ones."""
 PRUNE_STEP = 4000
 """Versions removed at most after one write, so that no single write waits long."""
 
@@ -58,20 +58,22 @@ class View:
         query: Vectors | None,
         k: int,
         hidden: Collection[int] = (),
+        *,
+        rescore: bool = True,
     ) -> Ranked:
         """The ``k`` best items under a prefix that meet a filter: by score, then those without a vector, newest
-        first. Without a query: newest first."""
+        first. Without a query: newest first. ``rescore`` corrects what 8-bit vectors rounded."""
         hidden = set(hidden) | self.omitted()
         mirror, ranked = self.engine.mirror, []
         with mirror.lock.read():
             scope = mirror.scope(prefix, condition, self.generation, hidden)
             if query is not None:
-                exact = mirror.index is None or mirror.index.exact
+                exact = mirror.index is None or mirror.index.exact or not rescore
                 found, scores = mirror.nearest(scope, query, k if exact else 4 * k + 32)
                 ranked = list(zip(mirror.ids.view[found].tolist(), scores.tolist(), strict=True))
             short = k - len(ranked)
-            rest = mirror.newest(scope, unindexed=query is not None)[:short] if short > 0 else []
-            unscored = mirror.ids.view[rest].tolist() if len(rest) else []
+            rest = mirror.newest(scope, unindexed=query is not None)[: max(0, short)]
+            unscored = mirror.ids.view[rest].tolist()
         if query is not None and not exact:
             ranked = self._rescored(ranked, query)
         return [*ranked[:k], *((item, None) for item in unscored)][:k]
@@ -89,13 +91,15 @@ class View:
         with self.engine.mirror.lock.read():
             return self.engine.mirror.tally(self.generation, hidden)
 
-    def ids(self, prefix: tuple[str, ...], condition: dict[str, Any] | None = None) -> list[int]:
-        """Ids of all items under a prefix, oldest first."""
-        hidden = self.omitted()
+    def ids(
+        self, prefix: tuple[str, ...], condition: dict[str, Any] | None = None, hidden: Collection[int] = ()
+    ) -> NDArray[np.int64]:
+        """Ids of all items under a prefix that meet a filter, oldest first."""
+        hidden = set(hidden) | self.omitted()
         mirror = self.engine.mirror
         with mirror.lock.read():
             rows = mirror.newest(mirror.scope(prefix, condition, self.generation, hidden))
-            return [int(item) for item in mirror.ids.view[rows][::-1]]
+            return np.array(mirror.ids.view[rows][::-1], np.int64)
 
     def fetch(self, ids: Sequence[int]) -> dict[int, Row]:
         """Item versions by id."""
@@ -113,26 +117,32 @@ class Engine:
         self,
         folder: Path | None,
         *,
-        metric: Metric,
-        kind: Kind | Literal["auto"],
-        sq8_from: int,
-        durability: Literal["full", "normal"],
-        clock: Callable[[], float],
-        omit_expired: bool,
+        kind: Kind | Literal["auto"] = "auto",
+        sq8_from: int = SQ8_FROM,
+        garbage: int = 1024,
+        durability: Literal["full", "normal"] = "full",
+        clock: Callable[[], float] = time.time,
+        omit_expired: bool = False,
     ) -> None:
-        self.folder, self.clock, self.omit_expired = folder, clock, omit_expired
+        self.folder, self.clock, self.omit_expired, self.garbage = folder, clock, omit_expired, garbage
         self._pid = os.getpid()
         self._closed = False
         self.rows = Rows(None if folder is None else folder / "store.db", durability)
         self.rows.prepare()
-        self.mirror = Mirror(self.rows, metric, kind, sq8_from)
+        self.mirror = Mirror(self.rows, kind, sq8_from)
         self._write_lock = threading.RLock()
         self._pins: Counter[int] = Counter()
         self._pin_lock = threading.Lock()
+        self._snapshot_lock = threading.Lock()
+        """Guards the number of snapshots and the lock that shows other processes that there are some."""
         self._snapshots = 0
+        self._dropped: deque[int] = deque()
+        """Generations whose snapshots were garbage-collected: a finalizer may run anywhere, so it only notes them."""
         self._process_lock = None if folder is None else FileLock(folder / "snapshots.lock")
         self._saved = 0
         self._stale = False
+        self.extras: dict[Any, Any] = {}
+        """What readers keep per store (retrieval's documents), so that it lives as long as the store."""
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -141,19 +151,19 @@ class Engine:
         """The index file."""
         return None if self.folder is None else self.folder / "index.cache"
 
-    def load(self, dims: int, *, use_cache: bool = True) -> None:
-        """Fill the mirror from the index file and the rows; with vectors of ``dims`` dimensions (0: none yet)."""
-        with self.rows.reader() as db, self.mirror.lock.write():
-            mirror = self.mirror
+    def load(self, dims: int, metric: Metric, *, use_cache: bool = True) -> None:
+        """Fill the mirror from the index file and the rows; with vectors of ``dims`` dimensions (0: none)."""
+        with self._write_lock, self.rows.reader() as db, self.mirror.lock.write():
+            mirror, horizon = self.mirror, min([self.rows.counters(db).generation, *self._pinned()])
             mirror.reset()
-            mirror.dims = dims
+            mirror.dims, mirror.metric = dims, metric
             mirror.load_names(db)
             path = self.cache_path
             loaded = use_cache and path is not None and dims > 0 and cache.load(mirror, db, path)
             after = int(mirror.ids.view[-1]) if loaded and len(mirror) else 0
-            fresh = cache.live_rows(db, after)
+            fresh = cache.current_rows(db, horizon, after)
             mirror.expect(len(mirror.slot_row) + int(fresh[:, 2].sum()))
-            mirror.append_from(db, [(*row, LIVE) for row in fresh.tolist()])
+            mirror.append_from(db, fresh.tolist())
             mirror.generation = self.rows.counters(db).generation
             self._saved = len(mirror.slot_row) if loaded else 0
             self._stale = False
@@ -179,11 +189,11 @@ class Engine:
                 cache.save(self.mirror, self.rows, self.cache_path)
                 self._saved = len(self.mirror.slot_row)
 
-    def close(self) -> None:
+    def close(self, *, save: bool = True) -> None:
         """Save the index where it changed and let the files go; closing twice is harmless."""
         if self._closed or os.getpid() != self._pid:
             return
-        if len(self.mirror.slot_row) != self._saved and not self._stale:
+        if save and len(self.mirror.slot_row) != self._saved and not self._stale:
             self.save_cache()
         self._closed = True
         self.rows.close()
@@ -210,7 +220,7 @@ class Engine:
     def _current(self, db: Reader) -> int:
         generation = self.rows.counters(db).generation
         if self._stale:
-            self.load(self.mirror.dims, use_cache=False)
+            self.load(self.mirror.dims, self.mirror.metric, use_cache=False)
         if generation > self.mirror.generation:
             with self.mirror.lock.write():
                 self.mirror.catch_up(db)
@@ -219,7 +229,8 @@ class Engine:
     def pin(self) -> tuple[int, int]:
         """Keep the present state readable until :meth:`release`; returns its generation and time."""
         self.check_open()
-        with self._pin_lock:
+        self.collect()
+        with self._snapshot_lock:
             if self._snapshots == 0 and self._process_lock is not None:
                 # Before the generation is read: another process may be pruning.
                 self._process_lock.share()
@@ -230,18 +241,31 @@ class Engine:
             return view.generation, view.now
 
     def release(self, generation: int) -> None:
-        """Let a pinned state go."""
-        self._unpin(generation)
-        with self._pin_lock:
-            self._snapshots -= 1
-            if self._snapshots == 0 and self._process_lock is not None and not self._closed:
-                self._process_lock.release()
+        """Let a pinned state go. Does no more than note it, so that a finalizer may call it."""
+        self._dropped.append(generation)
+
+    def collect(self) -> None:
+        """Forget the pins of the snapshots that were released."""
+        while self._dropped:
+            try:
+                generation = self._dropped.popleft()
+            except IndexError:
+                return
+            self._unpin(generation)
+            with self._snapshot_lock:
+                self._snapshots -= 1
+                if self._snapshots == 0 and self._process_lock is not None and not self._closed:
+                    self._process_lock.release()
 
     def _unpin(self, generation: int) -> None:
         with self._pin_lock:
             self._pins[generation] -= 1
             if self._pins[generation] <= 0:
                 del self._pins[generation]
+
+    def _pinned(self) -> list[int]:
+        with self._pin_lock:
+            return list(self._pins)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -279,8 +303,8 @@ class Engine:
             raise
 
     def _horizon(self) -> int:
-        with self._pin_lock:
-            return min([self.mirror.generation, *self._pins])
+        self.collect()
+        return min([self.mirror.generation, *self._pinned()])
 
     def _tidy(self) -> None:
         mirror = self.mirror
@@ -288,7 +312,7 @@ class Engine:
         if self.cache_path is not None and slots >= 20_000 and slots > 2 * self._saved:
             self.save_cache()
         patience = 1.0 if mirror.index is not None and mirror.index.kind == "hnsw" else 0.25
-        if mirror.dead <= GARBAGE + patience * (len(mirror) - mirror.dead):
+        if mirror.dead <= self.garbage + patience * (len(mirror) - mirror.dead):
             return
         horizon = self._horizon()
         self.prune(horizon, PRUNE_STEP)
@@ -299,7 +323,7 @@ class Engine:
 
     def prune(self, horizon: int, limit: int) -> int:
         """Remove superseded versions from the database, unless a snapshot in some process may need them."""
-        with self._pin_lock:
+        with self._snapshot_lock:
             if self._snapshots or (self._process_lock is not None and not self._process_lock.try_exclusive()):
                 return 0
             try:
@@ -322,8 +346,3 @@ class Engine:
             self.rows.shrink()
             self.save_cache()
             return removed
-
-
-def finalizer(owner: object, engine: Engine, generation: int) -> weakref.finalize[[int], Any]:
-    """Release a pin when ``owner`` goes away or is closed, once."""
-    return weakref.finalize(owner, engine.release, generation)

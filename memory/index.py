@@ -7,16 +7,18 @@ Not thread-safe: adding while searching crashes the process, so the store holds 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
-import faiss  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
 from memory.embedding import Vectors
 from memory.errors import BadValueError, StoreConfigError
 
+faiss: Any = importlib.import_module("faiss")
+"""Its stubs lack what is used here (selectors, callbacks, raw views)."""
 Metric = Literal["cosine", "dot", "l2"]
 Kind = Literal["flat", "sq8", "hnsw"]
 METRICS: tuple[Metric, ...] = ("cosine", "dot", "l2")
@@ -25,6 +27,10 @@ GATHER_SHARE = 0.05
 """Below this share of all slots, scoring the selected vectors one by one beats scanning the index."""
 HNSW_SHARE = 0.3
 """Below this share, HNSW reaches too few of the selected vectors and an exact scan takes its place."""
+FEW = 1024
+"""Up to here scoring every vector is as fast as FAISS, and exact for HNSW too."""
+MOST_TIES = 4096
+"""With more equal scores than this around the last place, every selected vector is scored instead."""
 TRAIN_ROWS = 50_000
 """Sample from which SQ8 learns the range of each dimension."""
 
@@ -85,7 +91,8 @@ class VectorIndex:
     def search(self, query: Vectors, k: int, selected: NDArray[np.bool_] | None) -> tuple[Vectors, NDArray[np.int64]]:
         """The ``k`` best slots for one prepared query (d,), best first: scores and slots, both ``(<= k,)``.
 
-        ``selected`` (len(self),) restricts the search before it, never after it; None selects every slot.
+        ``selected`` (len(self),) restricts the search before it, never after it; None selects every slot. Of equal
+        scores the later slot comes first, so a larger ``k`` only adds at the end (HNSW, being approximate, may differ).
         """
         count = len(self)
         chosen = count if selected is None else int(selected.sum())
@@ -93,35 +100,41 @@ class VectorIndex:
         if k <= 0:
             return np.zeros(0, np.float32), np.zeros(0, np.int64)
         starved = self.kind == "hnsw" and (chosen < HNSW_SHARE * count or 2 * k > chosen)
-        if selected is not None and (chosen <= max(2048, GATHER_SHARE * count) or starved):
-            return self.score_slots(query, k, np.flatnonzero(selected))
-        if starved:
-            return self.score_slots(query, k, np.arange(count))
-        scores, slots = self._core.search(query.reshape(1, -1), k, params=self._parameters(k, selected))
-        found = slots[0] >= 0
-        if self.kind == "hnsw" and int(found.sum()) < k:
+        if starved or chosen <= FEW or (selected is not None and chosen <= GATHER_SHARE * count):
             return self.score_slots(query, k, np.arange(count) if selected is None else np.flatnonzero(selected))
-        best = scores[0][found]
-        return -np.sqrt(np.maximum(best, 0)) if self.metric == "l2" else best, slots[0][found]
+        ask = k
+        while True:
+            # One more than asked for shows whether the last place is shared: FAISS breaks ties in no fixed order.
+            ask = min(ask + 1, chosen)
+            scores, slots = self._core.search(query.reshape(1, -1), ask, params=self._parameters(ask, selected))
+            found = slots[0] >= 0
+            best, slots = scores[0][found], slots[0][found]
+            settled = ask == chosen or (len(best) > k and best[k] != best[k - 1]) or self.kind == "hnsw"
+            if settled and len(best) >= k:
+                if self.metric == "l2":
+                    best = -np.sqrt(np.maximum(best, 0))
+                order = np.lexsort((-slots, -best))[:k]
+                return best[order], slots[order]
+            ask *= 4
+            if ask > MOST_TIES or len(best) < k:
+                return self.score_slots(query, k, np.arange(count) if selected is None else np.flatnonzero(selected))
 
     def score_slots(self, query: Vectors, k: int, slots: NDArray[np.int64]) -> tuple[Vectors, NDArray[np.int64]]:
-        """The ``k`` best of these slots, by scoring each of them."""
+        """The ``k`` best of these slots, by scoring each of them; of equal ones the later slot comes first."""
         scores = np.empty(len(slots), np.float32)
         for start in range(0, len(slots), 65_536):
             part = slots[start : start + 65_536]
             scores[start : start + len(part)] = similarity(query, self.vectors(part), self.metric)
-        k = min(k, len(slots))
-        best = np.argpartition(-scores, k - 1)[:k] if k < len(slots) else np.arange(len(slots))
-        best = best[np.lexsort((slots[best], -scores[best]))]
+        best = np.arange(len(slots))
+        if k < len(slots):
+            best = np.flatnonzero(scores >= np.partition(scores, len(slots) - k)[len(slots) - k])
+        best = best[np.lexsort((-slots[best], -scores[best]))][:k]
         return scores[best], slots[best]
 
     def _parameters(self, k: int, selected: NDArray[np.bool_] | None) -> Any:
         selector = None
         if selected is not None:
-            bits = np.packbits(selected, bitorder="little")
-            selector = faiss.IDSelectorBitmap(bits)
-            # FAISS keeps a pointer to the bits; they must live as long as the selector.
-            selector.bits_owner = bits
+            selector = faiss.IDSelectorBitmap(np.packbits(selected, bitorder="little"))
         if self.kind == "hnsw":
             return faiss.SearchParametersHNSW(sel=selector, efSearch=max(64, 2 * k))
         return None if selector is None else faiss.SearchParameters(sel=selector)
@@ -157,7 +170,7 @@ class VectorIndex:
         core = faiss.downcast_index(faiss.read_index(faiss.PyCallbackIOReader(read)))
         fits = type(core) is type(_empty_core(dims, metric, kind)) and core.d == dims
         if not fits or core.metric_type != _faiss_metric(metric):
-            raise BadValueError(f"The file holds a {type(core).__name__} of {core.d} dimensions, not a {kind} of {dims}.")
+            raise BadValueError(f"The file holds a {type(core).__name__} of {core.d} dimensions, not {kind} of {dims}.")
         return cls(dims, metric, kind, core)
 
 

@@ -19,7 +19,8 @@ from memory.columns import FilterColumns, Grown
 from memory.embedding import Vectors
 from memory.index import GATHER_SHARE, Kind, Metric, VectorIndex
 from memory.locks import ReadWriteLock
-from memory.rows import LIVE, Delta, Reader, Rows
+from memory.rows import Rows
+from memory.schema import LIVE, Delta, Reader
 
 Ints = NDArray[np.int64]
 SQ8_FROM = 100_000
@@ -39,14 +40,20 @@ class Scope:
 class Mirror:
     """Columns over item versions and the vector index. Callers hold ``lock`` (``read`` or ``write``)."""
 
-    def __init__(self, rows: Rows, metric: Metric, kind: Kind | Literal["auto"], sq8_from: int = SQ8_FROM) -> None:
+    def __init__(self, rows: Rows, kind: Kind | Literal["auto"], sq8_from: int = SQ8_FROM) -> None:
         self.lock = ReadWriteLock()
         self._rows = rows
-        self.metric, self.kind, self.sq8_from = metric, kind, sq8_from
+        self.kind, self.sq8_from = kind, sq8_from
+        self.metric: Metric = "cosine"
         self.dims = 0
         """Dimension of the vectors; set once it is known."""
         self.generation = 0
         self.index: VectorIndex | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.index = None
         self.names: dict[int, tuple[str, ...]] = {}
         self._prefixes: dict[tuple[str, ...], list[int]] = {}
         self._last_name = 0
@@ -159,6 +166,26 @@ class Mirror:
         known[known] = self.ids.view[places[known]] == wanted[known]
         return places[known], known
 
+    def restore(
+        self, index: VectorIndex, ids: Ints, namespace: Ints, count: Ints, born: Ints, died: Ints
+    ) -> None:
+        """Take over an index and the rows its slots belong to (slots in order of the rows)."""
+        self.index = index
+        self._fill_rows(ids, namespace, count, born, died)
+
+    def _fill_rows(self, ids: Ints, namespace: Ints, count: Ints, born: Ints, died: Ints) -> None:
+        self.ids.extend(ids)
+        self.namespace.extend(namespace)
+        self.count.extend(count)
+        self.born.extend(born)
+        self.died.extend(died)
+        self.first.extend(np.concatenate([[0], np.cumsum(count)])[: len(ids)])
+        self.slot_row.extend(np.repeat(np.arange(len(ids)), count))
+        self.most_vectors = max(1, int(count.max(initial=1)))
+        self.dead = int((died != LIVE).sum())
+        for row, number in enumerate(namespace.tolist()):
+            self.by_namespace.setdefault(number, array("q")).append(row)
+
     # -- the index ----------------------------------------------------------------------------------------------
 
     def kind_for(self, vectors: int) -> Kind:
@@ -166,6 +193,11 @@ class Mirror:
         if self.kind != "auto":
             return self.kind
         return "sq8" if vectors > self.sq8_from else "flat"
+
+    def expect(self, vectors: int) -> None:
+        """Choose the kind of index for this many vectors before the first of them arrives."""
+        if self.index is None and vectors:
+            self.index = VectorIndex(self.dims, self.metric, self.kind_for(vectors))
 
     def _index_for(self, vectors: int) -> VectorIndex:
         if self.index is None:
@@ -184,19 +216,10 @@ class Mirror:
         columns, index = self.columns, self.index
         self._clear()
         if index is not None:
-            kind = "sq8" if index.kind == "sq8" and self.kind == "auto" else self.kind_for(len(slots))
+            # What was chosen for this store stays: turning codes back into floats would need the rows.
+            kind = index.kind if self.kind == "auto" and index.kind != "flat" else self.kind_for(len(slots))
             self.index = index.rebuilt(slots, kind)
-        self.ids.extend(ids)
-        self.namespace.extend(namespace)
-        self.born.extend(born)
-        self.died.extend(died)
-        self.count.extend(count)
-        self.first.extend(np.concatenate([[0], np.cumsum(count[:-1])])[: len(rows)])
-        self.slot_row.extend(np.repeat(np.arange(len(rows)), count))
-        self.most_vectors = max(1, int(count.max(initial=1)))
-        self.dead = int((died != LIVE).sum())
-        for row, number in enumerate(namespace.tolist()):
-            self.by_namespace.setdefault(number, array("q")).append(row)
+        self._fill_rows(ids, namespace, count, born, died)
         columns.keep(rows)
         self.columns = columns
 
@@ -283,7 +306,8 @@ class Mirror:
             return self.first.view[rows[self.count.view[rows] > 0]]
         counts = self.count.view[rows]
         ends = np.cumsum(counts)
-        return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(self.first.view[rows] - (ends - counts), counts)
+        within = np.arange(int(ends[-1]) if len(ends) else 0)
+        return np.asarray(within + np.repeat(self.first.view[rows] - (ends - counts), counts), np.int64)
 
     def tally(self, generation: int, hidden: Collection[int]) -> dict[tuple[str, ...], int]:
         """Number of items per namespace as of a generation, without the ``hidden`` ids."""

@@ -51,7 +51,7 @@ def project(
     """Choose lines by relevance, render them in a stable order, and count the whole text.
 
     A line's score is its section's prior + its relevance (``scores``, or a BM25 match with ``query`` scaled to [0, 1])
-    + 0.1 × confidence + 0.1 × recency. The text is counted as a whole, because tokenizers do not add up over lines.
+    + 0.1 confidence + 0.1 recency. The text is counted as a whole, because tokenizers do not add up over lines.
 
     Raises:
         BudgetError: the budget is negative or less than the count of an empty text.

@@ -1,39 +1,205 @@
-"""First cut of retrieval; the API stays."""
+"""Finding what matters to a query: dense and lexical match, neighbours, recency and importance, each switchable.
+
+score = dense · minmax(similarity) + bm25 · minmax(BM25)           over all candidates
+      + neighbour · (the same two parts of the adjacent items of the episode)
+      + recency · 2^(-age / half-life) + importance · importance
+      - repeat · (largest overlap in words with an item already chosen; MMR, Carbonell & Goldstein 1998)
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from langgraph.store.base import BaseStore
+import numpy as np
+from langgraph.store.base import BaseStore, GetOp, Item, Op
+from numpy.typing import NDArray
 
-from memory.lexical import match_scores
+from memory.corpus import Fields, Gathering, Listed, Part
+from memory.embedding import Vectors
+from memory.errors import BadValueError
+from memory.index import prepare
+from memory.lexical import Floats, bm25, minmax, words
+from memory.ops import BatchStore
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much each part counts; 0 switches it off."""
+
+    dense: float = 0.5
+    bm25: float = 0.5
+    neighbour: float = 0.25
+    """Share of the dense and lexical parts of the items directly before and after in the same episode."""
+    recency: float = 0.0
+    importance: float = 0.1
+    """Items without the field have importance 0, so it changes nothing where it is not used."""
+    repeat: float = 0.1
+    half_life: float = 86_400.0
+    """Age, in the unit of the items' time, at which recency has halved."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not value >= 0 or (entry.name == "half_life" and not value > 0):
+                raise BadValueError(f"Retrieval weight {entry.name} is {value}; it must not be negative (half_life > 0).")
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One retrieved item."""
+    """One item that was found."""
 
     namespace: tuple[str, ...]
     key: str
     value: dict[str, Any]
     score: float
-    why: dict[str, float] = field(default_factory=dict)
+    why: Mapping[str, float]
+    """The parts that add up to the score: dense, bm25, neighbour, recency, importance, repeat (not positive)."""
+
+
+PARTS = ("dense", "bm25", "neighbour", "recency", "importance")
 
 
 class Retriever:
-    """Dense and BM25, min-max fused."""
+    """Searches a store. Ours (FaissStore, Snapshot, Overlay) are read incrementally; any other is listed each time."""
 
-    def __init__(self, store: BaseStore, *, text: str = "text", **_: Any) -> None:
-        self.store, self.text = store, text
+    def __init__(
+        self,
+        store: BaseStore,
+        *,
+        weights: Weights | None = None,
+        text: str | Sequence[str] | None = None,
+        fields: Fields | None = None,
+        pool: int = 2000,
+    ) -> None:
+        """Make a retriever.
 
-    def search(self, namespace: tuple[str, ...], query: str, k: int = 5) -> list[Hit]:
-        """The ``k`` best items for the query, best first."""
-        items = self.store.search(namespace, query=query, limit=10_000)
-        lexical = match_scores(query, [str(item.value.get(self.text, item.value)) for item in items])
+        Args:
+            store: Any LangGraph store.
+            weights: How much each part counts.
+            text: Path or paths of the text to match by words; default: what the store embeds, or the whole value.
+            fields: Names of the other fields used.
+            pool: Items whose similarity is looked at; the others have the lowest.
+        """
+        self.store = store
+        self.weights = weights or Weights()
+        base = fields or Fields()
+        paths = (text,) if isinstance(text, str) else tuple(text or getattr(store, "fields", None) or base.text)
+        self.fields = Fields(paths, base.episode, base.position, base.time, base.importance)
+        self.pool = pool
+        self._listed = Listed(store, self.fields)
+
+    def search(
+        self, namespace: tuple[str, ...], query: str, k: int = 5, *, filter: dict[str, Any] | None = None
+    ) -> list[Hit]:
+        """The ``k`` items under a namespace that matter most to the query, best first."""
+        vector = None
+        if self._embeds(query) and isinstance(self.store, BatchStore) and self.store.embedder is not None:
+            vector = prepare(self.store.embedder.queries([query]), self.store.metric)[0]
+        return self._search(namespace, query, k, filter, vector)
+
+    async def asearch(
+        self, namespace: tuple[str, ...], query: str, k: int = 5, *, filter: dict[str, Any] | None = None
+    ) -> list[Hit]:
+        """Like :meth:`search`, without blocking the event loop."""
+        vector = None
+        if self._embeds(query) and isinstance(self.store, BatchStore) and self.store.embedder is not None:
+            vector = prepare(await self.store.embedder.aqueries([query]), self.store.metric)[0]
+        return await asyncio.to_thread(self._search, namespace, query, k, filter, vector)
+
+    def _embeds(self, query: str) -> bool:
+        return bool(query.strip()) and self.weights.dense > 0
+
+    def _search(
+        self, namespace: tuple[str, ...], query: str, k: int, condition: dict[str, Any] | None, vector: Vectors | None
+    ) -> list[Hit]:
+        if k <= 0:
+            return []
+        if isinstance(self.store, Gathering):
+            parts = self.store.gather(self.fields, namespace, condition, vector, self.pool)
+        else:
+            parts = self._listed.gather(namespace, condition, query if self._embeds(query) else "", self.pool)
+        table = self._parts(parts, query)
+        chosen = _choose(table.sum(0), _stems(parts), k, self.weights.repeat)
+        names = [part.shelf.names[place] for part in parts for place in part.places.tolist()]
+        ops: list[Op] = [GetOp(*names[row], refresh_ttl=False) for row, _ in chosen]
         hits = []
-        for item, bm25 in zip(items, lexical, strict=True):
-            dense = item.score or 0.0
-            why = {"dense": dense / 2, "bm25": bm25 / 2, "neighbour": 0.0, "recency": 0.0, "importance": 0.0}
-            hits.append(Hit(item.namespace, item.key, item.value, sum(why.values()), why))
-        return sorted(hits, key=lambda hit: -hit.score)[:k]
+        for (row, repeat), item in zip(chosen, self.store.batch(ops), strict=True):
+            # Deleted by someone else since the candidates were gathered.
+            if isinstance(item, Item):
+                why = dict(zip(PARTS, table[:, row].tolist(), strict=True)) | {"repeat": repeat}
+                hits.append(Hit(*names[row], item.value, sum(why.values()), why))
+        return hits
+
+    def _parts(self, parts: Sequence[Part], query: str) -> Floats:
+        """(5, n) weighted parts of the score of every candidate, in order of :data:`PARTS`."""
+        weights = self.weights
+        dense = np.concatenate([part.dense for part in parts])
+        known = ~np.isnan(dense)
+        dense[known] = minmax(dense[known])
+        dense[~known] = 0.0
+        lexical = np.concatenate(bm25(words(query), [(part.shelf.lexicon, part.places) for part in parts]))
+        table = np.zeros((len(PARTS), len(dense)))
+        table[0], table[1] = weights.dense * dense, weights.bm25 * minmax(lexical)
+        if weights.neighbour:
+            places = _column(parts, "episode"), _column(parts, "position")
+            table[2] = weights.neighbour * beside(table[0] + table[1], *places)
+        if weights.recency and len(dense):
+            time = _column(parts, "time")
+            table[3] = weights.recency * np.exp2((time - time.max()) / weights.half_life)
+        table[4] = weights.importance * _column(parts, "importance")
+        return table
+
+
+def beside(scores: Floats, episode: NDArray[np.int64], position: Floats) -> Floats:
+    """(n,) sum of the scores of the items directly before and after in the same episode; 0 without a position."""
+    found = np.zeros_like(scores)
+    placed = np.flatnonzero(~np.isnan(position))
+    order = placed[np.lexsort((position[placed], episode[placed]))]
+    left, right = order[:-1], order[1:]
+    together = episode[left] == episode[right]
+    left, right = left[together], right[together]
+    found[right] += scores[left]
+    found[left] += scores[right]
+    return found
+
+
+def _column(parts: Sequence[Part], name: str) -> NDArray[Any]:
+    return np.concatenate([getattr(part.shelf, name).view[part.places] for part in parts])
+
+
+def _stems(parts: Sequence[Part]) -> list[frozenset[str]]:
+    return [part.shelf.stems[place] for part in parts for place in part.places.tolist()]
+
+
+def _choose(scores: Floats, stems: Sequence[frozenset[str]], k: int, repeat: float) -> list[tuple[int, float]]:
+    """Up to ``k`` candidates, best first, with what repetition cost each (at most 0)."""
+    order = np.argsort(-scores, kind="stable")
+    if not repeat:
+        return [(int(row), 0.0) for row in order[:k]]
+    # Greedy: the cost of a candidate only grows, so one whose plain score is too low need not be looked at.
+    chosen: list[tuple[int, float]] = []
+    cost: dict[int, tuple[float, int]] = {}
+    """Largest overlap of a candidate so far, and with how many of the chosen it was compared."""
+    pending = [int(row) for row in order]
+    while pending and len(chosen) < k:
+        best, best_score = -1, -np.inf
+        for place, row in enumerate(pending):
+            if scores[row] <= best_score:
+                break
+            overlap, compared = cost.get(row, (0.0, 0))
+            overlap = max([overlap, *(_overlap(stems[row], stems[other]) for other, _ in chosen[compared:])])
+            cost[row] = overlap, len(chosen)
+            if scores[row] - repeat * overlap > best_score:
+                best, best_score = place, float(scores[row] - repeat * overlap)
+        row = pending.pop(best)
+        chosen.append((row, -repeat * cost[row][0]))
+    return chosen
+
+
+def _overlap(left: frozenset[str], right: frozenset[str]) -> float:
+    """Jaccard index of two sets of words."""
+    union = len(left | right)
+    return len(left & right) / union if union else 0.0

@@ -21,10 +21,11 @@ from typing import Literal
 from agentcore.environment import EnvironmentSpec, Outcome, RewardSpec
 from agentcore.errors import DuplicateRewardError, SpecError, UndeclaredRewardError
 from agentcore.trace import Reward, Trace
-from training.credit.dag import EdgeKind, Rewards, StepGraph, returns, step_graph
+from training.credit.dag import Rewards, StepGraph, returns, step_graph
 from training.credit.errors import CreditError, MissingRewardError
+from training.credit.wiring import EdgeKind, last_attempts
 
-__all__ = ["MissingRewardError", "RewardConfig", "Rewards", "returns", "step_rewards"]
+__all__ = ["MissingRewardError", "RewardConfig", "Rewards", "call_rewards", "returns", "step_rewards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,26 @@ def step_rewards(
         key = _target(trace, graph, reward, config.edges)
         if key is not None:
             _add(totals, key, weights[reward.component] * reward.value)
+    return totals
+
+
+def call_rewards(
+    trace: Trace, declared: EnvironmentSpec | Sequence[RewardSpec], config: RewardConfig | None = None
+) -> dict[str, float]:
+    """The weighted reward of every rewarded tool call of a live step, by call id; they are part of the step's reward.
+
+    For ``training.credit.tokens.token_advantages``, which tells the calls of one message apart. Raises as
+    :func:`step_rewards` does, but does not ask for an outcome.
+    """
+    config = config or RewardConfig()
+    specs = _declared(declared, config)
+    _check(trace, specs)
+    weights = {name: spec.weight for name, spec in specs.items()} | dict(config.weights or {})
+    live = {c.id for s in trace.live_steps for c in s.calls}
+    totals: dict[str, float] = {}
+    for reward in trace.rewards:
+        if reward.target == "call" and reward.target_id in live:
+            totals[reward.target_id] = totals.get(reward.target_id, 0.0) + weights[reward.component] * reward.value
     return totals
 
 
@@ -172,8 +193,7 @@ def _superseded_run(trace: Trace, run_id: str) -> bool:
     own = [s for s in trace.steps if s.node_run == run_id]
     if own:
         return all(s.superseded for s in own)
-    run = next(r for r in trace.node_runs if r.id == run_id)
-    return any(r.ns == run.ns != "" and r.node == run.node and r.attempt > run.attempt for r in trace.node_runs)
+    return last_attempts(trace.node_runs)[run_id] != run_id
 
 
 def _add(totals: dict[str, float | None], key: str, value: float) -> None:

@@ -106,7 +106,7 @@ class ReasoningNode:
         projection = _belief(state).project(instruction, budget=self.belief_budget, count_tokens=self.count_tokens)
         parts = [instruction]
         if projection.text and self.history:
-            parts.append(f"Known:\n{projection.text}")
+            parts.append(projection.text)
         parts += [r["content"] for r in state.get("results", [])] + _news(state)
         open_steps = [s["text"] for s in state.get("plan", []) if s["status"] == "open"]
         if open_steps:

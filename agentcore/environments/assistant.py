@@ -61,6 +61,7 @@ REWARDS = (
         PROGRESS_SCALE,
         "change of a potential: share of the needed prices that are known as they stand now; 0 in final states",
         "progress",
+        weight=0.0,  # logged; as a baseline it is worse than none until the policy succeeds often
     ),
     RewardSpec("invalid_call", -0.1, 0.0, "a call that is malformed, unknown or has wrong arguments", "penalty"),
     RewardSpec("truncation", -0.2, 0.0, "the step limit ended the episode without an answer", "outcome"),

@@ -77,11 +77,12 @@ class Difficulty:
 
 EASY = Difficulty(facts=1)
 PRESETS: dict[str, tuple[Difficulty, ...]] = {
-    "easy": (Difficulty(facts=1), Difficulty(facts=1, distractors=1), Difficulty(facts=2)),
+    "easy": (Difficulty(), Difficulty(distractors=1), Difficulty(facts=2), Difficulty(facts=2, distractors=1)),
     "medium": (
         Difficulty(facts=1, corrections=1),
         Difficulty(facts=1, hops=2, distractors=1),
         Difficulty(facts=2, corrections=1),
+        Difficulty(facts=2, hops=2),
     ),
     "hard": (
         Difficulty(facts=1, hops=2, corrections=1, distractors=1),

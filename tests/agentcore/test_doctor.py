@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,11 +69,20 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_a_hidden_package_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "training.py").write_text("")
-    shutil.copy(Path(doctor.__file__).parent / "shadow.py", tmp_path / "shadow_copy.py")
-    program = "from shadow_copy import find_shadowing; print(find_shadowing())"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert "training.py hides the package 'training'" in done.stdout, done.stderr
+    """A file that appears after the import; one that is there before keeps agentcore from importing at all."""
+    program = """
+import importlib, pathlib, sys
+sys.path.append(sys.argv[1])
+from agentcore.doctor import diagnose
+pathlib.Path("training.py").write_text("")
+importlib.invalidate_caches()
+print([c for c in diagnose() if c.name == "names"])
+"""
+    root = Path(doctor.__file__).parent.parent
+    command = [sys.executable, "-c", program, str(root)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "status='fail'" in done.stdout, done.stderr
+    assert "training.py hides the package 'training'" in done.stdout
 
 
 def test_looking_without_torch() -> None:

@@ -149,7 +149,15 @@ def test_certainty_equivalence_by_hand() -> None:
     expected = {"a.0": 1 / 6, "b.0": 1 / 6, "c.0": -1 / 3, "a.1": 0.5, "b.1": -0.5, "c.1": 0.0}
     assert got == pytest.approx(expected)
     shrunk = estimate("certainty-equivalence", [a, b, c], ra | rb | rc, value_shrink=0.0, pair_shrink=2.0)
-    assert shrunk["a.0"] == pytest.approx((2 * 1 / 6 + 2 * (1 - 1 / 3)) / 4)
+    assert shrunk["a.0"] == pytest.approx(2 / (2 + 2) * 1 / 6) and shrunk["c.0"] == pytest.approx(1 / (1 + 2) * -1 / 3)
+
+
+def test_certainty_equivalence_still_has_a_signal_where_no_state_repeats() -> None:
+    a, ra = line("a", [0.0, 1.0], anchors=["a0", "a1"])
+    b, rb = line("b", [0.0, 0.0], anchors=["b0", "b1"])
+    # every V is pulled half-way to the visit's mean ½: V(a1) = ¾, V(a0) = ⅝
+    got = estimate("certainty-equivalence", [a, b], ra | rb, value_shrink=1.0, pair_shrink=0.0)
+    assert got == pytest.approx({"a.0": 0.125, "a.1": 0.25, "b.0": -0.125, "b.1": -0.25})
 
 
 def test_least_squares_values_solve_the_pooled_process() -> None:
@@ -204,7 +212,11 @@ def test_step_rloo_on_one_step_is_rloo_exactly_and_grpo_up_to_normalisation() ->
         ("gagpo", {}, dr_grpo_advantages(ONE_STEP)),
         ("node-group", {}, grpo_advantages(ONE_STEP)),
         ("node-group", {"normalise": False}, dr_grpo_advantages(ONE_STEP)),
-        ("certainty-equivalence", {"actions": {f"t{k}.0": str(k) for k in range(5)}}, dr_grpo_advantages(ONE_STEP)),
+        (
+            "certainty-equivalence",
+            {"pair_shrink": 0.0, "actions": {f"t{k}.0": str(k) for k in range(5)}},
+            dr_grpo_advantages(ONE_STEP),
+        ),
     ],
 )
 def test_each_estimator_meets_its_single_step_form(name: str, extra: dict[str, object], expected: np.ndarray) -> None:
@@ -262,7 +274,9 @@ def test_truncation_counts_by_its_declared_reward_and_is_not_bootstrapped(name: 
 def test_a_batch_of_groups_is_the_union_of_the_groups(name: str) -> None:
     first, r1 = lines([0.0, 1.0], [0.0, 0.0])
     second, r2 = lines([3.0], [0.0, 0.0], [1.0, 1.0], of="u", prefix="u")
-    forks = [replace(t, id=f"f{t.id}", fork_of="c1", steps=tuple(replace(s, id=f"f{s.id}") for s in t.steps)) for t in first]
+    forks = [
+        replace(t, id=f"f{t.id}", fork_of="c1", steps=tuple(replace(s, id=f"f{s.id}") for s in t.steps)) for t in first
+    ]
     r3 = {f"f{k}": v for k, v in zip(r1, [0.0, 5.0, 1.0, 1.0], strict=True)}
     both = estimate(name, [first[0], second[0], forks[0], *second[1:], *forks[1:], *first[1:]], r1 | r2 | r3)
     assert both == estimate(name, first, r1) | estimate(name, second, r2) | estimate(name, forks, r3)
@@ -289,7 +303,8 @@ def test_a_step_without_an_anchor_is_refused_unless_told_what_to_do(name: str) -
     names = {s.id: s.anchor for t in traces for s in t.steps}
     assert estimate(name, bare, rewards, anchors=names) == estimate(name, traces, rewards)
     alone = estimate(name, bare, rewards, anchors=dict.fromkeys(names))
-    assert alone["a.1"] == (pytest.approx(1 / sqrt(2), abs=1e-3) if name == "gigpo" else 0.0)
+    expected = {"gigpo": 1 / sqrt(2), "gagpo": 0.0, "certainty-equivalence": 0.25 / 3}
+    assert alone["a.1"] == pytest.approx(expected[name], abs=1e-3)
 
 
 def test_what_cannot_be_done_is_refused() -> None:

@@ -74,12 +74,12 @@ def test_what_lies_in_a_subgraph_is_between_the_ends_of_the_run_that_called_it()
     steps = tuple(step(f"s.{n}", n) for n in ("p", "plan", "act", "other", "end"))
     trace = Trace("a", task(), "terminated", steps, runs)
     graph_ = step_graph(trace)
-    distance = {
-        (s, d): graph_.between[i, j] for i, s in enumerate(graph_.ids) for j, d in enumerate(graph_.ids)
-    }
+    distance = {(s, d): graph_.between[i, j] for i, s in enumerate(graph_.ids) for j, d in enumerate(graph_.ids)}
     assert [distance["s.p", d] for d in graph_.ids] == [0, 1, 2, 1, 3]
     assert distance["s.act", "s.end"] == 1
-    assert distance["s.plan", "s.other"] == distance["s.other", "s.plan"] == distance["s.other", "s.end"] == float("inf")
+    assert (
+        distance["s.plan", "s.other"] == distance["s.other", "s.plan"] == distance["s.other", "s.end"] == float("inf")
+    )
 
 
 def test_a_steps_own_calls_and_the_subgraphs_it_called_are_ordered_as_recorded() -> None:
@@ -140,3 +140,33 @@ def test_broken_graphs_are_refused() -> None:
 
 def test_an_empty_trace_has_no_returns() -> None:
     assert returns(Trace("a", task(), "failed", ()), {}) == {}
+
+
+def test_a_subgraphs_first_run_may_name_the_run_that_called_it_as_its_parent() -> None:
+    runs = (
+        NodeRun("p", "p", "p:1", 0),
+        NodeRun("team", "team", "team:2", 1, ("p",)),
+        NodeRun("plan", "plan", "team:2|plan:3", 0, ("team",)),
+        NodeRun("end", "end", "end:6", 2, ("team",)),
+    )
+    steps = tuple(step(f"s.{n}", n) for n in ("p", "plan", "end"))
+    trace = Trace("a", task(), "terminated", steps, runs)
+    assert returns(trace, {"s.p": 1.0, "s.plan": 2.0, "s.end": 4.0}, 0.5) == {"s.p": 3.0, "s.plan": 4.0, "s.end": 4.0}
+
+
+def test_a_replaced_attempt_is_no_shortcut_past_the_last_one() -> None:
+    runs = (
+        NodeRun("p", "p", "p:1", 0),
+        NodeRun("x0", "x", "x:2", 1, ("p",)),
+        NodeRun("x1", "x", "x:2", 1, ("p",), attempt=1),
+        NodeRun("end", "end", "end:3", 2, ("x0", "x1")),
+    )
+    steps = (step("s.p", "p"), step("s.x0", "x0", superseded=True), step("s.x1", "x1"), step("s.end", "end"))
+    trace = Trace("a", task(), "terminated", steps, runs)
+    assert returns(trace, {"s.p": 0.0, "s.x1": 0.0, "s.end": 4.0}, 0.5) == {"s.p": 1.0, "s.x1": 2.0, "s.end": 4.0}
+
+
+def test_visits_that_share_a_namespace_are_not_attempts() -> None:
+    runs = tuple(NodeRun(f"r{k}", "n", "n", k, (f"r{k - 1}",) if k else ()) for k in range(3))
+    trace = Trace("a", task(), "terminated", tuple(step(f"s{k}", f"r{k}") for k in range(3)), runs)
+    assert returns(trace, {"s0": 1.0, "s1": 2.0, "s2": 4.0}, 0.5) == {"s0": 3.0, "s1": 4.0, "s2": 4.0}

@@ -18,12 +18,14 @@ from typing import Any
 
 from agentcore.trace import Trace
 from training.credit.anchor import gagpo, gigpo
-from training.credit.dag import EdgeKind, Rewards, StepGraph, returns, step_graph
+from training.credit.dag import Rewards, StepGraph, returns, step_graph
 from training.credit.errors import CreditError, MissingAnchorError, MissingRewardError, UnknownEdgesError
 from training.credit.group import Advantages
 from training.credit.step import node_group, step_rloo
 from training.credit.td import certainty_equivalence, gae
+from training.credit.tokens import token_advantages
 from training.credit.trajectory import dr_grpo, grpo, reinforce_pp, rloo
+from training.credit.wiring import EdgeKind
 
 Estimator = Callable[..., Advantages]
 """``(traces, rewards, gamma, **options) -> {step id: advantage or None}``."""
@@ -77,4 +79,5 @@ __all__ = [
     "estimate",
     "returns",
     "step_graph",
+    "token_advantages",
 ]

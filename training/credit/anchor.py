@@ -14,8 +14,9 @@ import numpy as np
 
 from agentcore.trace import Trace
 from training.credit.arrays import cell_advantages, cell_means, dr_grpo_advantages, grpo_advantages, lambda_returns
-from training.credit.dag import EdgeKind, Rewards
+from training.credit.dag import Rewards
 from training.credit.group import Advantages, anchor_keys, batch, flow, groups, labels
+from training.credit.wiring import EdgeKind
 
 
 def gigpo(

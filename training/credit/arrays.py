@@ -266,14 +266,12 @@ def lstd_values(
         raise ValueError("the batch holds a state from which no episode ends; give strength > 0") from None
 
 
-def pair_means(sample_S: ArrayLike, pair_S: ArrayLike, single_S: ArrayLike, shrink: float) -> FloatArray:
-    """A_s = (n m + κ y_s) / (n + κ): the mean m of the n samples of a pair, shrunk towards the sample y_s."""
-    x, y = _vector("sample_S", sample_S), _vector("single_S", single_S)
+def pair_means(sample_S: ArrayLike, pair_S: ArrayLike, shrink: float) -> FloatArray:
+    """A_s = Σ_{u in pair of s} x_u / (n + κ): the mean of a pair's n samples, shrunk towards 0 by κ imagined ones."""
+    x = _vector("sample_S", sample_S)
     pair = _labels("pair_S", pair_S, x.size)
-    if y.shape != x.shape:
-        raise ValueError(f"single_S must have shape {x.shape}, not {y.shape}")
     if shrink < 0.0:
         raise ValueError(f"shrink must not be negative, got {shrink}")
-    n = np.bincount(pair)[pair] if pair.size else np.zeros(0)
-    total = np.bincount(pair, weights=x)[pair] if pair.size else np.zeros(0)
-    return np.asarray((total + shrink * y) / (n + shrink), dtype=np.float64)
+    if pair.size == 0:
+        return np.zeros(0)
+    return np.asarray(np.bincount(pair, weights=x)[pair] / (np.bincount(pair)[pair] + shrink), dtype=np.float64)

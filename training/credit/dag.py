@@ -5,41 +5,27 @@ The return of a step is
     R(s) = Σ_d γ^dist(s,d) r_d        over every step d that s could have caused, s itself included,
 
 each d counted once, dist in steps along the shortest path. On a line this is the usual R_t = r_t + γ R_{t+1}
-(Sutton & Barto 2018, eq. 3.9). The edges come from the node runs: ``parents`` (control: s triggered d) and
-``data_parents`` (data: s wrote what d read). How steps and node runs are wired:
-
-* Steps of one node run are chained in their order.
-* A node run without live steps is passed through and adds no distance.
-* A node run inside a subgraph (its ``ns`` extends another run's ``ns`` by ``|``) lies between the entry and the exit of
-  that run: what follows the outer run follows everything inside it.
-* A step outside every node run (``node_run`` None) is a barrier in trace order: it follows all that was recorded
-  before it and precedes all that was recorded after it. The same holds for a node run's own steps among the runs of a
-  subgraph it called. A trace without node runs is therefore a line.
-* Siblings of one superstep have no edge between them; a join is reached by all of them.
-
-``edges="control"`` leaves the data edges out; it is biased wherever a node reads what a parallel branch wrote.
-``edges="chain"`` takes the trace as a list, the only choice where the edges were not recorded.
+(Sutton & Barto 2018, eq. 3.9). The edges come from the trace's node runs; training.credit.wiring says how.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentcore.trace import NodeRun, Step, Trace
+from agentcore.trace import Trace
 from training.credit.errors import CreditError, MissingRewardError, UnknownEdgesError
+from training.credit.wiring import EdgeKind, wire
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 Rewards = Mapping[str, float | None]
-EdgeKind = Literal["all", "control", "chain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +55,6 @@ class StepGraph:
         return [self.ids[int(i)] for i in np.flatnonzero(column == 0.0)]
 
 
-@dataclass(slots=True)
-class _Wiring:
-    """Points 0..S-1 are steps; each node run adds an entry and an exit point. Entering a step costs 1."""
-
-    steps: tuple[Step, ...]
-    runs: tuple[NodeRun, ...]
-    edges: EdgeKind
-    successors: list[set[int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.successors = [set() for _ in range(len(self.steps) + 2 * len(self.runs) + 2)]
-
-    def entry(self, run: int) -> int:
-        return len(self.steps) + 2 * run
-
-    def exit(self, run: int) -> int:
-        return len(self.steps) + 2 * run + 1
-
-    def parents(self, run: NodeRun) -> tuple[str, ...]:
-        return run.parents if self.edges == "control" else (*run.parents, *run.data_parents)
-
-
 def step_graph(trace: Trace, edges: EdgeKind = "all") -> StepGraph:
     """The graph of a trace's live steps.
 
@@ -110,124 +74,18 @@ def step_graph(trace: Trace, edges: EdgeKind = "all") -> StepGraph:
             f"Trace {trace.id} does not know which node run triggered which. Record it with durability 'sync', or, if "
             "its graph is a line, ask for edges='chain'."
         )
-    wiring = _Wiring(steps, runs, edges)
-    _wire(trace.id, wiring)
-    _refuse_cycles(trace.id, wiring.successors)
+    successors = wire(trace, edges)
+    _refuse_cycles(trace.id, successors)
     count = len(steps)
     distance = np.full((count, len(targets)), np.inf)
     for i in range(count):
-        reached = _distances(i, wiring.successors, count)
+        reached = _distances(i, successors, count)
         distance[i, :count] = reached[:count]
         distance[i, count:-1] = reached[count + 1 : count + 2 * len(runs) : 2]
     leaves = [i for i in range(count) if np.isfinite(distance[i, :count]).sum() == 1]
     if leaves:
         distance[:, -1] = distance[:, leaves].min(axis=1)
     return StepGraph(tuple(s.id for s in steps), targets, distance)
-
-
-def _wire(trace_id: str, wiring: _Wiring) -> None:
-    index = {run.id: k for k, run in enumerate(wiring.runs)}
-    own: dict[int | None, list[int]] = {}
-    for i, step in enumerate(wiring.steps):
-        if step.node_run is not None and step.node_run not in index:
-            raise CreditError(f"Trace {trace_id}: step {step.id} lies on node run {step.node_run}, which is not in it.")
-        own.setdefault(None if step.node_run is None else index[step.node_run], []).append(i)
-    for run, of_run in own.items():
-        if run is not None:  # a retried model call keeps its ordinal; the sort is stable
-            of_run.sort(key=lambda i: wiring.steps[i].key[2])
-    if wiring.edges == "chain":
-        _wire_chain(wiring, own)
-        return
-    for k, run_ in enumerate(wiring.runs):
-        for parent in wiring.parents(run_):
-            if parent not in index:
-                raise CreditError(
-                    f"Trace {trace_id}: node run {run_.id} ({run_.node}) has the parent {parent}, which is not in it."
-                )
-            wiring.successors[wiring.exit(index[parent])].add(wiring.entry(k))
-    containers = [_containers(run_, wiring.runs) for run_ in wiring.runs]
-    inside: dict[int | None, list[int]] = {}
-    for k, outer in enumerate(containers):
-        for container in outer:
-            inside.setdefault(container, []).append(k)
-        if not outer:
-            inside.setdefault(None, []).append(k)
-    first = _first_steps(wiring, own, inside)
-    for k in range(len(wiring.runs)):
-        _wire_body(wiring, (wiring.entry(k), wiring.exit(k)), own.get(k, []), inside.get(k, []), first, index)
-    root = len(wiring.successors)
-    _wire_body(wiring, (root - 2, root - 1), own.get(None, []), inside.get(None, []), first, index)
-
-
-def _wire_chain(wiring: _Wiring, own: dict[int | None, list[int]]) -> None:
-    for i in range(len(wiring.steps) - 1):
-        wiring.successors[i].add(i + 1)
-    for run, of_run in own.items():
-        if run is not None:
-            wiring.successors[of_run[-1]].add(wiring.exit(run))
-
-
-def _containers(run: NodeRun, runs: Sequence[NodeRun]) -> list[int]:
-    """The runs (attempts share a namespace) whose subgraph this one lies in, innermost level only."""
-    lengths = {k: len(r.ns) for k, r in enumerate(runs) if r.ns and run.ns.startswith(r.ns + "|")}
-    return [k for k, length in lengths.items() if length == max(lengths.values())]
-
-
-def _first_steps(
-    wiring: _Wiring, own: dict[int | None, list[int]], inside: dict[int | None, list[int]]
-) -> dict[int, int | None]:
-    """Trace index of the first live step on or inside each run; None where there is none."""
-    first: dict[int, int | None] = {}
-
-    def visit(run: int) -> int | None:
-        if run not in first:
-            found = [*own.get(run, []), *(i for k in inside.get(run, []) if (i := visit(k)) is not None)]
-            first[run] = min(found, default=None)
-        return first[run]
-
-    for k in range(len(wiring.runs)):
-        visit(k)
-    return first
-
-
-def _wire_body(
-    wiring: _Wiring,
-    ends: tuple[int, int],
-    own: list[int],
-    inner: list[int],
-    first: dict[int, int | None],
-    index: dict[str, int],
-) -> None:
-    """Wire what lies on one run: its own steps in a chain, the runs of its subgraphs between them."""
-    gates = [ends[0], *own, ends[1]]
-    siblings = set(inner)
-    chunk: dict[int, int] = {}  # inner run k lies between gates[chunk[k]] and the next gate
-
-    def place(k: int, seen: frozenset[int]) -> int:
-        if k not in chunk:
-            start = first[k]
-            before = [index[p] for p in wiring.parents(wiring.runs[k])]
-            chunk[k] = (
-                sum(i < start for i in own)
-                if start is not None
-                else max((place(p, seen | {k}) for p in before if p in siblings and p not in seen), default=0)
-            )
-        return chunk[k]
-
-    for k in inner:
-        place(k, frozenset({k}))
-    followed: set[int] = set()
-    for k in inner:
-        before = {index[p] for p in wiring.parents(wiring.runs[k])} & siblings
-        same = {p for p in before if chunk[p] == chunk[k]}
-        followed |= same
-        if not same:
-            wiring.successors[gates[chunk[k]]].add(wiring.entry(k))
-    for k in siblings - followed:
-        wiring.successors[wiring.exit(k)].add(gates[chunk[k] + 1])
-    for c in range(len(gates) - 1):
-        if c not in chunk.values():
-            wiring.successors[gates[c]].add(gates[c + 1])
 
 
 def _refuse_cycles(trace_id: str, successors: list[set[int]]) -> None:

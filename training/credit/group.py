@@ -11,7 +11,6 @@ from agentcore.trace import Step, Trace
 from training.credit.arrays import BRANCHES, END
 from training.credit.dag import (
     BoolArray,
-    EdgeKind,
     FloatArray,
     IntArray,
     Rewards,
@@ -21,6 +20,7 @@ from training.credit.dag import (
     target_rewards,
 )
 from training.credit.errors import CreditError, MissingAnchorError
+from training.credit.wiring import EdgeKind
 
 Advantages = dict[str, float | None]
 
@@ -127,6 +127,11 @@ def visits(rollout: Rollout) -> list[int]:
         ]
         visit[i] = max(before, default=0)
     return visit
+
+
+def visit_cells(data: Batch) -> IntArray:
+    """Cells of steps of the same policy and visit index."""
+    return labels((s.policy_id, v) for r in data.rollouts for s, v in zip(r.steps, visits(r), strict=True))
 
 
 def anchor_keys(steps: Sequence[Step], anchors: Mapping[str, str | None] | None) -> list[Hashable]:

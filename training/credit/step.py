@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from agentcore.trace import Trace
 from training.credit.arrays import cell_advantages, leave_one_out_baseline
-from training.credit.dag import EdgeKind, Rewards
-from training.credit.group import Advantages, batch, groups, labels, visits
+from training.credit.dag import Rewards
+from training.credit.group import Advantages, batch, groups, labels, visit_cells
+from training.credit.wiring import EdgeKind
 
 
 def step_rloo(traces: Sequence[Trace], rewards: Rewards, gamma: float = 1.0, *, edges: EdgeKind = "all") -> Advantages:
@@ -29,10 +30,7 @@ def step_rloo(traces: Sequence[Trace], rewards: Rewards, gamma: float = 1.0, *, 
     result: Advantages = {}
     for group in groups(traces):
         data = batch(group, rewards, gamma, edges)
-        cell_S = labels(
-            (step.policy_id, visit) for r in data.rollouts for step, visit in zip(r.steps, visits(r), strict=True)
-        )
-        baseline_S = leave_one_out_baseline(data.return_S, data.rollout_S, cell_S, data.G)
+        baseline_S = leave_one_out_baseline(data.return_S, data.rollout_S, visit_cells(data), data.G)
         result |= data.advantages(group, data.return_S - baseline_S)
     return result
 

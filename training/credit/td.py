@@ -13,9 +13,10 @@ import numpy as np
 
 from agentcore.trace import Step, Trace
 from training.credit.arrays import BRANCHES, END, cell_means, lambda_returns, lstd_values, pair_means
-from training.credit.dag import EdgeKind, FloatArray, IntArray, Rewards, returns_S
+from training.credit.dag import FloatArray, IntArray, Rewards, returns_S
 from training.credit.errors import CreditError
-from training.credit.group import Advantages, Batch, anchor_keys, batch, flow, groups, labels
+from training.credit.group import Advantages, Batch, anchor_keys, batch, flow, groups, labels, visit_cells
+from training.credit.wiring import EdgeKind
 
 
 def gae(
@@ -77,8 +78,8 @@ def certainty_equivalence(
     rewards: Rewards,
     gamma: float = 1.0,
     *,
-    value_shrink: float = 0.5,
-    pair_shrink: float = 0.5,
+    value_shrink: float = 1.0,
+    pair_shrink: float = 2.0,
     pool: Literal["task", "batch"] = "task",
     anchors: Mapping[str, str | None] | None = None,
     actions: Mapping[str, str] | None = None,
@@ -86,16 +87,23 @@ def certainty_equivalence(
 ) -> Advantages:
     """The batch as an empirical decision process over (policy, anchor), solved; TD errors averaged per action.
 
-        V̂ = argmin least-squares TD (Bradtke & Barto 1996; Boyan 2002), shrunk towards the anchor's mean return
-        δ_s = r_s + γ V̂(s') - V̂(s);   A(s) = (Σ_{u: same anchor, action} δ_u + κ y_s) / (n + κ)
+        V̂ = least-squares TD (Bradtke & Barto 1996; Boyan 2002), shrunk towards the mean return at the same visit index
+        δ_s = r_s + γ V̂(s') - V̂(s);   A(s) = Σ_{u: same anchor, action} δ_u / (n + κ)
 
-    y_s = R(s) - V̂(s) is the single sample, towards which rare pairs are shrunk; ``pair_shrink`` is κ. Transitions are
-    counted, each being one sample of the process. ``pool="batch"`` takes equal anchors of different tasks for the same
-    state; with ``task`` each task is its own process.
+    Pooling trades a little bias for most of the noise of a single return: on slippery FrozenLake (64 episodes; random,
+    half-trained, near-optimal policy) its correlation with the exact advantage is about .5/.7/.8, that of a
+    trajectory's return about .1. κ (``pair_shrink``) shrinks rare pairs towards 0, no judgement; shrinking them towards
+    their single sample's return instead correlated .3/.4/.6 there. ``value_shrink`` counts imagined visits to
+    each state at the visit's mean return; it keeps a signal where no state repeats (V̂ would be the own return).
+    Transitions are counted, each being one sample of the process.
 
-    Truncated episodes end with their declared reward, like terminated ones. Where parallel steps follow, the observed
-    return stands for r + γ V̂(s'). A group of one is pooled with itself. Where no state repeats, V̂ is the state's own
-    return and the advantage 0.0. Constant rewards at γ = 1, all at the end: 0.0.
+    ``pool="batch"`` takes equal anchors of different tasks for the same state; with ``task`` each task is its own
+    process. ``actions={step id: name}`` says which actions count as the same, see :func:`action_key`.
+
+    On one-step traces whose actions all differ, with ``pair_shrink=0``, it is Dr.GRPO. Truncated episodes end with
+    their declared reward, like terminated ones. Where parallel steps follow, the observed return stands for
+    r + γ V̂(s'). A group of one is compared with itself: 0.0 where no state repeats. Constant rewards at γ = 1, all at
+    the end: 0.0.
     """
     if pool not in ("task", "batch"):
         raise ValueError(f"pool must be 'task' or 'batch', not {pool!r}")
@@ -121,12 +129,12 @@ def _certainty_equivalent(
     reward_S = np.where(branches, data.return_S, ahead.reward_S)
     successor_S = np.where(branches, END, ahead.successor_S)
     next_S = np.where(successor_S >= 0, state_S[successor_S], END)
-    prior_K = np.zeros(int(state_S.max()) + 1)
-    prior_K[state_S] = cell_means(data.return_S, data.rollout_S, state_S, data.G)
+    baseline_S = cell_means(data.return_S, data.rollout_S, visit_cells(data), data.G)
+    prior_K = np.bincount(state_S, weights=baseline_S) / np.bincount(state_S)
     value_K = lstd_values(reward_S, state_S, next_S, gamma, prior_K, value_shrink)
     after_S = np.where(next_S >= 0, value_K[next_S], 0.0)
     delta_S = reward_S + gamma * after_S - value_K[state_S]
-    return pair_means(delta_S, pair_S, data.return_S - value_K[state_S], pair_shrink)
+    return pair_means(delta_S, pair_S, pair_shrink)
 
 
 def action_key(step: Step) -> str:

@@ -14,8 +14,9 @@ import numpy as np
 
 from agentcore.trace import Trace
 from training.credit.arrays import dr_grpo_advantages, grpo_advantages, rloo_advantages, whiten
-from training.credit.dag import EdgeKind, FloatArray, Rewards
+from training.credit.dag import FloatArray, Rewards
 from training.credit.group import Advantages, batch, groups
+from training.credit.wiring import EdgeKind
 
 
 def _broadcast(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from training.report.data import ReportData
+from training.report.data import Figure, ReportData
 from training.report.svg import interval_bar, line_chart
-from training.report.text import flat, measure, number, visible
+from training.report.text import flat, interval, measure, plain, visible
 from training.report.views import figure_panels, trace_table
 
 
@@ -24,7 +24,7 @@ def render_report(data: ReportData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(visible=visible, number=number, measure=measure, shade=_shade_style)
+    environment.filters.update(visible=visible, plain=plain, measure=measure, shade=_shade_style, interval=_interval)
     page = environment.get_template("report.html.j2").render(
         title=data.title,
         panels=figure_panels(data.figures),
@@ -34,8 +34,14 @@ def render_report(data: ReportData) -> str:
         next_steps=data.next_steps,
         interval_bar=interval_bar,
     )
-    # A lone surrogate cannot be written as UTF-8; `visible` shows those it sees, attributes keep a question mark.
+    # A lone surrogate cannot be written as UTF-8; `visible` and `plain` show those they see.
     return page.encode("utf-8", "replace").decode()
+
+
+def _interval(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return "no interval"
+    return interval(figure.low, figure.high, figure.unit)
 
 
 def _shade_style(shade: float) -> Markup:

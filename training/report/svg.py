@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from training.report.data import Curve, Figure, Point
-from training.report.text import measure, number, visible
+from training.report.text import measure, number, plain
 
 WIDTH, HEIGHT = 440, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 26, 46
@@ -64,12 +64,11 @@ def line_chart(curve: Curve) -> Markup:
         tip = f"{curve.x_label} {p[0]:g}: {measure(p[1], curve.unit)}"
         parts.append(
             f'<circle class="dot" cx="{frame.x(p[0]):.1f}" cy="{frame.y(p[1]):.1f}" r="2.8">'
-            f"<title>{visible(tip)}</title></circle>"
+            f"<title>{escape(plain(tip))}</title></circle>"
         )
     label = f"{curve.name} by {curve.x_label}: {_spoken(finite, curve.unit)}"
-    return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
-    )
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return Markup(f'<svg class="chart" {size} role="img" aria-label="{escape(plain(label))}">{"".join(parts)}</svg>')
 
 
 def interval_bar(figure: Figure) -> Markup:
@@ -85,7 +84,8 @@ def interval_bar(figure: Figure) -> Markup:
         width = max(x(figure.high) - x(figure.low), 1.0)
         band = f'<rect class="interval" x="{x(figure.low):.1f}" y="3" width="{width:.1f}" height="8" rx="3"/>'
     return Markup(
-        '<svg class="bar" viewBox="0 0 160 14" aria-hidden="true"><rect class="track" x="3" y="6" width="154" height="2"/>'
+        '<svg class="bar" viewBox="0 0 160 14" aria-hidden="true">'
+        '<rect class="track" x="3" y="6" width="154" height="2"/>'
         f'{band}<circle class="dot" cx="{x(figure.value):.1f}" cy="7" r="4"/></svg>'
     )
 
@@ -151,7 +151,8 @@ def _axes(curve: Curve, frame: _Frame) -> str:
 
 def _short(text: str) -> Markup:
     """SVG text does not wrap."""
-    return visible(text if len(text) <= 40 else text[:39] + "…")
+    shown = plain(text)
+    return escape(shown if len(shown) <= 40 else shown[:39] + "…")
 
 
 def _tick(value: float) -> str:
@@ -163,4 +164,5 @@ def _spoken(points: Sequence[Point], unit: str) -> str:
     if len(points) == 1:
         return measure(first[1], unit)
     best = max(points, key=lambda p: p[1])
-    return f"from {measure(first[1], unit)} to {measure(last[1], unit)}, highest {measure(best[1], unit)} at {number(best[0], 0)}"
+    ends = f"from {measure(first[1], unit)} to {measure(last[1], unit)}"
+    return f"{ends}, highest {measure(best[1], unit)} at {number(best[0], 0)}"

@@ -14,35 +14,44 @@ from markupsafe import Markup, escape
 # Categories: Cc control, Cf format (direction marks, zero width, tags), Cs lone surrogates, Co private use,
 # Zl and Zp line and paragraph separators. Line feeds and tabs are ordinary text.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+# Names, not the control pictures of U+2400: few fonts have those.
+_C0 = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+)
 _PLAIN = re.compile(r"[\n\t\x20-\x7e]*\Z")
 
 
 def visible(text: object) -> Markup:
     """The text, escaped, with control and format characters shown as signs in ``<span class=ctl>``.
 
-    ESC becomes ␛, so that an ANSI sequence can be read instead of obeyed; a right-to-left override becomes ``U+202E``.
+    So an ANSI sequence can be read instead of obeyed: its first character shows as ``ESC``, a right-to-left override as
+    ``U+202E``.
     """
     value = text if isinstance(text, str) else str(text)
     if _PLAIN.match(value):
         return escape(value)
-    parts: list[str] = []
-    for char in value:
-        if char not in "\n\t" and unicodedata.category(char) in _HIDDEN:
-            parts.append(f'<span class="ctl" title="{_name(char)}">{_sign(char)}</span>')
-        else:
-            parts.append(str(escape(char)))
-    return Markup("".join(parts))
+    return Markup("".join(_span(char) if _is_hidden(char) else str(escape(char)) for char in value))
+
+
+def plain(text: object) -> str:
+    """As :func:`visible`, as plain text: for attributes, and inside SVG, which no ``<span>`` may enter."""
+    return "".join(f"⟨{_sign(char)}⟩" if _is_hidden(char) else char for char in str(text))
+
+
+def _is_hidden(char: str) -> bool:
+    return char not in "\n\t" and unicodedata.category(char) in _HIDDEN
+
+
+def _span(char: str) -> str:
+    name = escape(unicodedata.name(char, f"U+{ord(char):04X}"))
+    return f'<span class="ctl" title="{name}">{_sign(char)}</span>'
 
 
 def _sign(char: str) -> str:
     code = ord(char)
     if code < 0x20:
-        return chr(0x2400 + code)  # Unicode's control pictures
-    return "␡" if code == 0x7F else f"U+{code:04X}"
-
-
-def _name(char: str) -> Markup:
-    return escape(unicodedata.name(char, f"U+{ord(char):04X}"))
+        return _C0.split()[code]
+    return "DEL" if code == 0x7F else f"U+{code:04X}"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -63,8 +72,14 @@ def measure(value: float | None, unit: str) -> str:
     if value is None or not math.isfinite(value):
         return number(value)
     if unit == "share":
-        return f"{100 * value:.0f} %"
+        return f"{100 * value:.0f} %".replace("-", "−")
     return f"{number(value)} {unit}".rstrip()
+
+
+def interval(low: float, high: float, unit: str) -> str:
+    """Both ends of an interval, without repeating a sign of unit: ``29 – 47 %``."""
+    ends = [measure(end, "share" if unit == "share" else "") for end in (low, high)]
+    return f"{ends[0].removesuffix(' %')} – {ends[1]}"
 
 
 def message_parts(message: Mapping[str, Any]) -> tuple[str, str]:

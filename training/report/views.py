@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agentcore.environment import ToolCall, ToolResult
 from agentcore.trace import Reward, Step, Trace
 from training.report.data import Figure, TraceView
-from training.report.text import message_parts, number
+from training.report.text import as_json, message_parts, number
 
 SPLIT_TITLES = {"train": "Training tasks", "heldout": "Held-out tasks", "adversarial": "Adversarial tasks"}
 
@@ -36,6 +36,8 @@ class CallRow:
     error: str | None
     result: str | None
     ok: bool
+    rewards: str
+    """Components on this call alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class StepRow:
     components: tuple[Cell, ...]
     return_: Cell
     advantage: Cell
-    tokens: str
+    tokens: tuple[str, ...]
+    """Lines: prompt, reply, and whether the reply was cut off at the length limit."""
     sampled_by: str
 
 
@@ -105,6 +108,7 @@ def trace_table(view: TraceView) -> TraceTable:
         _step_row(
             step,
             str(index),
+            own,
             tuple(_component_cell(name, own, largest) for name in components),
             _credit_cell(view.returns.get(step.id), largest_return, "–"),
             _credit_cell(view.advantages.get(step.id), largest_advantage, "not trained"),
@@ -127,11 +131,14 @@ def trace_table(view: TraceView) -> TraceTable:
     )
 
 
-def _step_row(step: Step, index: str, components: tuple[Cell, ...], return_: Cell, advantage: Cell) -> StepRow:
-    tokens, sampled_by = "–", "tokens were not recorded"
+def _step_row(
+    step: Step, index: str, rewards: Sequence[Reward], components: tuple[Cell, ...], return_: Cell, advantage: Cell
+) -> StepRow:
+    tokens, sampled_by = ["no tokens"], "tokens were not recorded"
     if step.tokens is not None:
         t = step.tokens
-        tokens = f"{len(t.prompt_ids)} + {len(t.reply_ids)}" + (" (cut)" if t.finish == "length" else "")
+        tokens = [f"{len(t.prompt_ids)} in prompt", f"{len(t.reply_ids)} in reply"]
+        tokens += ["cut off"] if t.finish == "length" else []
         adapter = f"{t.adapter}, version {t.adapter_version}" if t.adapter else "no adapter"
         origin = "; re-tokenised from text" if t.retokenised else ""
         sampled_by = f"{t.model}, {adapter}, temperature {t.temperature:g}{origin}"
@@ -142,17 +149,19 @@ def _step_row(step: Step, index: str, components: tuple[Cell, ...], return_: Cel
         messages=tuple(message_parts(message) for message in step.messages),
         belief=step.belief,
         reply=step.reply,
-        calls=_call_rows(step.calls, step.results),
+        calls=_call_rows(step.calls, step.results, rewards),
         error=step.error,
         components=components,
         return_=return_,
         advantage=advantage,
-        tokens=tokens,
+        tokens=tuple(tokens),
         sampled_by=sampled_by,
     )
 
 
-def _call_rows(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> tuple[CallRow, ...]:
+def _call_rows(
+    calls: Sequence[ToolCall], results: Sequence[ToolResult], rewards: Sequence[Reward]
+) -> tuple[CallRow, ...]:
     """Calls with their results by id; a result without a call is shown too, since a log may hold one."""
     unused = list(results)
     rows = []
@@ -160,10 +169,13 @@ def _call_rows(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> tupl
         result = next((r for r in unused if r.call_id == call.id), None)
         if result is not None:
             unused.remove(result)
-        args = ", ".join(f"{name}={value!r}" for name, value in call.args.items())
+        args = ", ".join(f"{name}={as_json(value)}" for name, value in call.args.items())
+        earned = [r for r in rewards if r.target == "call" and r.target_id == call.id]
         content, ok = (result.content, result.ok) if result is not None else (None, call.error is None)
-        rows.append(CallRow(call.name, args if args or call.raw is None else call.raw, call.error, content, ok))
-    rows += [CallRow(f"(result of {r.call_id})", "", None, r.content, r.ok) for r in unused]
+        shown = args if args or call.raw is None else call.raw
+        text = ", ".join(f"{r.component} {number(r.value)}" for r in earned)
+        rows.append(CallRow(call.name, shown, call.error, content, ok, text))
+    rows += [CallRow(f"(result of {r.call_id})", "", None, r.content, r.ok, "") for r in unused]
     return tuple(rows)
 
 

@@ -1,0 +1,162 @@
+"""From steps with advantages to token sequences.
+
+Steps whose prompts extend each other become one sequence, so that each token is computed once: step k+1 joins step k's
+sequence where its prompt really starts with step k's prompt and sampled reply, id by id. Anything else starts a
+sequence of its own; nothing is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentcore.policies.kvcache import common_prefix
+from agentcore.trace import Step, Tokens, Trace
+
+MIN_SHARED = 16
+"""Shorter common prefixes are not worth a pass of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One row. The action token at ``positions[n]`` is predicted from the one before it."""
+
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    """[N] indices of action tokens in ``ids``, ascending."""
+    advantages: tuple[float, ...]
+    """[N]; 1.0 where the row is imitated."""
+    logprobs: tuple[float, ...]
+    """[N] as sampled; NaN where none were recorded."""
+    steps: tuple[int, ...]
+    """[N] which step of the batch each token belongs to."""
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A step that is not trained on, and why."""
+
+    step_id: str
+    reason: str
+
+
+def build_sequences(
+    traces: Sequence[Trace],
+    advantages: Mapping[str, float | None],
+    tokens_of: Callable[[Step], Tokens],
+    *,
+    on_policy: bool = True,
+) -> tuple[list[TokenRow], list[Excluded]]:
+    """Rows for the update.
+
+    Args:
+        advantages: by step id; None leaves a step out, and so does 0.0 (its gradient is zero).
+        tokens_of: the step's tokens, re-tokenised if need be (``LocalChatModel.tokens_of``).
+        on_policy: refuse tokens without the log-probabilities they were sampled with.
+    """
+    rows: list[_Row] = []
+    excluded: list[Excluded] = []
+    number = 0
+    for trace in traces:
+        open_rows: list[_Row] = []
+        for step in trace.live_steps:
+            advantage = advantages.get(step.id)
+            reason = _why_not(step, advantage)
+            tokens = tokens_of(step) if reason is None else None
+            if tokens is not None:
+                reason = _why_not_tokens(tokens, on_policy)
+            if reason is not None or tokens is None or advantage is None:
+                excluded.append(Excluded(step.id, reason or "no advantage"))
+                continue
+            row = next((r for r in open_rows if r.extends(tokens)), None)
+            if row is None:
+                row = _Row(tokens.temperature)
+                open_rows.append(row)
+            row.add(tokens, advantage, number)
+            number += 1
+        rows += open_rows
+    return [r.freeze() for r in rows], excluded
+
+
+def _why_not(step: Step, advantage: float | None) -> str | None:
+    if advantage is None:
+        return "no advantage was assigned"
+    if advantage == 0.0:
+        return "judged neutral (advantage 0)"
+    if step.error is not None:
+        return f"the call failed: {step.error}"
+    return None
+
+
+def _why_not_tokens(tokens: Tokens, on_policy: bool) -> str | None:
+    if not tokens.reply_ids:
+        return "the reply is empty"
+    if on_policy and tokens.logprobs is None:
+        return "no log-probabilities were recorded (re-tokenised text)"
+    if on_policy and tokens.temperature <= 0:
+        return "sampled greedily: it has no distribution to improve"
+    return None
+
+
+class _Row:
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.advantages: list[float] = []
+        self.logprobs: list[float] = []
+        self.steps: list[int] = []
+
+    def extends(self, tokens: Tokens) -> bool:
+        n = len(self.ids)
+        return tokens.temperature == self.temperature and list(tokens.prompt_ids[:n]) == self.ids
+
+    def add(self, tokens: Tokens, advantage: float, step: int) -> None:
+        self.ids += tokens.prompt_ids[len(self.ids) :]
+        start = len(self.ids)
+        self.ids += tokens.reply_ids
+        count = len(tokens.reply_ids)
+        self.positions += range(start, start + count)
+        self.advantages += [advantage] * count
+        self.logprobs += tokens.logprobs if tokens.logprobs is not None else [float("nan")] * count
+        self.steps += [step] * count
+
+    def freeze(self) -> TokenRow:
+        return TokenRow(
+            tuple(self.ids),
+            tuple(self.positions),
+            tuple(self.advantages),
+            tuple(self.logprobs),
+            tuple(self.steps),
+            self.temperature if self.temperature > 0 else 1.0,
+        )
+
+
+def micro_batches(rows: Sequence[TokenRow], max_tokens: int) -> list[list[TokenRow]]:
+    """Rows that start alike together, each batch computing at most ``max_tokens`` (a longer row goes alone).
+
+    What counts is what is computed: the common prefix once, and the rest of each row with its padding.
+    """
+    batches: list[list[TokenRow]] = []
+    for row in sorted(rows, key=lambda r: r.ids):
+        if batches and _cost([*batches[-1], row]) <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def shared_prefix(rows: Sequence[TokenRow]) -> int:
+    """How many tokens all rows start with and none acts in; the token before an action token is not among them."""
+    limit = min(min(r.positions[0] - 1, len(r.ids) - 1) for r in rows)
+    if len(rows) < 2 or limit < MIN_SHARED:
+        return 0
+    first, last = min(rows, key=lambda r: r.ids), max(rows, key=lambda r: r.ids)
+    shared = min(common_prefix(first.ids, last.ids), limit)  # of sorted rows the ends differ first
+    return shared if shared >= MIN_SHARED else 0
+
+
+def _cost(rows: Sequence[TokenRow]) -> int:
+    shared = shared_prefix(rows)
+    return shared + len(rows) * (max(len(r.ids) for r in rows) - shared)
