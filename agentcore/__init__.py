@@ -10,9 +10,10 @@ from agentcore.shadow import find_shadowing
 if TYPE_CHECKING:
     from agentcore.environment import Action, Environment, EnvironmentSpec, RewardSpec, Task, Transition
     from agentcore.environments import make_environment
+    from agentcore.events import aemit_reward, emit_reward
     from agentcore.graph import build_agent
     from agentcore.policies.local import LocalChatModel
-    from agentcore.recorder import Recorder, aemit_reward, emit_reward
+    from agentcore.recorder import Recorder
     from agentcore.runner import episodes, rollout
     from agentcore.trace import Step, Trace
     from agentcore.tracefile import TraceReader, TraceWriter, read_traces
@@ -36,16 +37,37 @@ _EXPORTS = {
     "TraceReader": "agentcore.tracefile",
     "TraceWriter": "agentcore.tracefile",
     "Transition": "agentcore.environment",
-    "aemit_reward": "agentcore.recorder",
+    "aemit_reward": "agentcore.events",
     "build_agent": "agentcore.graph",
-    "emit_reward": "agentcore.recorder",
+    "emit_reward": "agentcore.events",
     "episodes": "agentcore.runner",
     "make_environment": "agentcore.environments",
     "read_traces": "agentcore.tracefile",
     "rollout": "agentcore.runner",
 }
 
-__all__ = [*sorted(_EXPORTS), "__version__"]  # noqa: PLE0604
+__all__ = [
+    "Action",
+    "Environment",
+    "EnvironmentSpec",
+    "LocalChatModel",
+    "Recorder",
+    "RewardSpec",
+    "Step",
+    "Task",
+    "Trace",
+    "TraceReader",
+    "TraceWriter",
+    "Transition",
+    "__version__",
+    "aemit_reward",
+    "build_agent",
+    "emit_reward",
+    "episodes",
+    "make_environment",
+    "read_traces",
+    "rollout",
+]
 
 
 def __getattr__(name: str) -> Any:

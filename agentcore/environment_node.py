@@ -9,8 +9,8 @@ from langchain_core.callbacks import dispatch_custom_event
 
 from agentcore.environment import Action, Environment, Json, Task, ToolCall, Transition
 from agentcore.errors import SpecError
+from agentcore.events import CONTEXT_EVENT, OBSERVATION_EVENT, REWARD_EVENT, reward_event
 from agentcore.keys import derive_key
-from agentcore.recorder import CONTEXT_EVENT, OBSERVATION_EVENT, REWARD_EVENT, reward_event
 from agentcore.state import AgentUpdate
 
 
@@ -50,7 +50,7 @@ class EnvironmentNode:
             "observation": transition.observation,
             "results": [{**asdict(r), "name": names.get(r.call_id, "")} for r in transition.results],
             "outcome": transition.outcome,
-            "feedback": dict(transition.rewards),
+            "feedback": _totals(transition),
             "action": None,
         }
 
@@ -90,6 +90,15 @@ class EnvironmentNode:
                 dispatch_custom_event(REWARD_EVENT, reward_event(name, value, "call", call_id, "environment"))
         dispatch_custom_event(OBSERVATION_EVENT, {"results": [asdict(r) for r in transition.results]})
         dispatch_custom_event(CONTEXT_EVENT, {"message_id": message_id, "anchor": anchor})
+
+
+def _totals(transition: Transition) -> dict[str, float]:
+    """Every component of the transition, those of its calls added up."""
+    totals = dict(transition.rewards)
+    for rewards in transition.call_rewards.values():
+        for name, value in rewards.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 def _task(state: EnvironmentView, environment: Environment) -> Task:

@@ -25,3 +25,7 @@ class DuplicateRewardError(AgentCoreError, ValueError):
 
 class PolicyError(AgentCoreError, RuntimeError):
     """A policy could not be loaded or could not act (unknown model, wrong adapter, missing extra)."""
+
+
+class ContextOverflowError(PolicyError):
+    """A prompt and the reply it asks for do not fit the model's context. Ends one episode, not a rollout."""

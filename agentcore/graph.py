@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from itertools import pairwise
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -100,11 +101,13 @@ def build_agent(
     graph.add_edge(START, "environment")
     graph.add_conditional_edges("environment", _ended, {"ended": last, "goes on": before[0]})
     for chain in (before, after):
-        for source, target in zip(chain, chain[1:], strict=False):
+        for source, target in pairwise(chain):
             graph.add_edge(source, target)
     if last != END:
         graph.add_edge(last, END)
-    return graph.compile(checkpointer=checkpointer, store=store, name=name)
+    compiled = graph.compile(checkpointer=checkpointer, store=store, name=name)
+    # the environment's step limit ends an episode, not the graph's
+    return compiled.with_config(recursion_limit=(len(on) + 2) * (environment.spec.step_limit + 2))
 
 
 def _ended(state: AgentView) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -16,7 +19,7 @@ from langgraph.pregel import Pregel
 
 from agentcore.environment import Outcome, Task
 from agentcore.environment_node import agent_input
-from agentcore.errors import AgentCoreError
+from agentcore.errors import AgentCoreError, ContextOverflowError, SpecError
 from agentcore.keys import derive_key
 from agentcore.policies.local import EPISODE_ID, EPISODE_KEY
 from agentcore.recorder import Recorder
@@ -29,7 +32,9 @@ ToInput = Callable[[Task, int], Any]
 TraceReward = Callable[[Trace, Any], float | Mapping[str, float]]
 """(trace, the graph's final state) -> one number, or components by name."""
 
-_OURS = tuple(str(Path(__file__).parent.parent / p) for p in ("agentcore", "memory", "training"))
+_OURS = tuple(f"{Path(__file__).parent.parent / p}{os.sep}" for p in ("agentcore", "memory", "training"))
+_OUR_MEANS = ("faiss", "jinja2", "numpy", "peft", "pydantic", "safetensors", "tokenizers", "torch", "transformers")
+"""Libraries that do our work: what is raised in them is raised by who called them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +76,16 @@ def rollout(
     memory: FaissStore | Snapshot | None = None,
     learn: bool = False,
     concurrency: int = 64,
-    recursion_limit: int = 200,
+    recursion_limit: int | None = None,
     manifest: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] | None = None,
     on_trace: Callable[[Trace], None] | None = None,
 ) -> RolloutResult:
     """Run the episodes and record them.
 
-    A rollout that goes wrong is data: the recursion limit gives ``truncated``, an exception in a user's node ``failed``, with
-    what happened in ``Trace.problems``. An error in this project's own code raises.
+    A rollout that goes wrong is data: the recursion limit gives ``truncated``, an exception in a user's node (or a prompt
+    beyond the model's context) ``failed``, an interrupt that nobody answers ``abandoned``, with what happened in
+    ``Trace.problems``. An error in this project's own code raises.
 
     Args:
         graph: any compiled LangGraph graph.
@@ -87,16 +93,23 @@ def rollout(
         to_input: makes the graph's input of (task, key); the default suits :func:`agentcore.build_agent`.
         reward: grades a finished trace; its components attach to the trace.
         memory: each episode gets a private overlay on one snapshot of it as the graph's store.
-        learn: merge the overlays into ``memory`` afterwards, in order (training episodes only).
+        learn: merge the overlays of training tasks' episodes into ``memory`` afterwards, in order; others never merge.
         concurrency: episodes under way at once.
+        recursion_limit: supersteps after which an episode is cut off; by default the graph's own limit, or 200.
         on_trace: called with each trace as soon as its episode ends.
     """
     snapshot = memory.snapshot() if isinstance(memory, FaissStore) else memory
-    runner = _Runner(graph, to_input, reward, snapshot, recursion_limit, dict(manifest or {}), dict(meta or {}))
-    result = run_sync(runner.run_all(planned, concurrency, on_trace))
-    if learn and isinstance(memory, FaissStore):
-        for overlay in runner.overlays:
-            overlay.merge_into(memory)
+    limit = recursion_limit or (graph.config or {}).get("recursion_limit", 200)
+    runner = _Runner(graph, to_input, reward, snapshot, limit, dict(manifest or {}), dict(meta or {}))
+    try:
+        result = run_sync(runner.run_all(planned, concurrency, on_trace))
+        if learn and isinstance(memory, FaissStore):
+            for episode, overlay in zip(planned, runner.overlays, strict=True):
+                if episode.task.split == "train":
+                    overlay.merge_into(memory)
+    finally:
+        if snapshot is not None and snapshot is not memory:
+            snapshot.close()
     return result
 
 
@@ -156,13 +169,10 @@ class _Runner:
         outcome: Outcome = "terminated"
         try:
             final = await graph.ainvoke(self.to_input(episode.task, episode.key), config)
-            if isinstance(final, Mapping) and final.get("outcome") in ("terminated", "truncated", "failed"):
-                outcome = final["outcome"]
+            outcome = _outcome(final, recorder)
         except GraphRecursionError:
             outcome = "truncated"
             recorder.problems.append(f"the graph's recursion limit of {self.recursion_limit} was reached")
-        except AgentCoreError:
-            raise
         except Exception as error:
             if _is_ours(error):
                 raise
@@ -187,14 +197,46 @@ class _Runner:
         value = self.reward(trace, final)
         components = value if isinstance(value, Mapping) else {"reward": value}
         for component, amount in components.items():
+            if not isinstance(amount, int | float) or not math.isfinite(amount):
+                raise SpecError(
+                    f"The reward function {name!r} gave {component} = {amount!r} for task {trace.task.id!r}; "
+                    "it must return a finite number, or a mapping of component names to finite numbers."
+                )
             trace = trace.with_reward(Reward(component, float(amount), "trace", trace.id, source=name))
         return trace
 
 
+def _outcome(final: Any, recorder: Recorder) -> Outcome:
+    """How an episode ended whose graph came to rest with the state ``final``."""
+    if not isinstance(final, Mapping):
+        return "terminated"
+    if final.get("__interrupt__"):
+        recorder.problems.append("the graph was interrupted to ask for input, and nobody answered")
+        return "abandoned"
+    outcome = final.get("outcome")
+    return outcome if outcome in ("terminated", "truncated", "failed", "abandoned") else "terminated"
+
+
 def _is_ours(error: BaseException) -> bool:
-    """Whether the exception was raised by this project's own code (a bug of ours, not a bad rollout)."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(_OURS)
+    """Whether the exception is this project's own (a broken contract, a bug of ours), and not a bad rollout."""
+    if isinstance(error, AgentCoreError):
+        return not isinstance(error, ContextOverflowError)
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if file == __file__:
+            break
+        if file.startswith(_OURS):
+            return True
+        if not _is_means(file):
+            return False
+    return False
+
+
+def _is_means(file: str) -> bool:
+    """Whether a source file belongs to Python itself or to a library that does our work."""
+    if f"{os.sep}site-packages{os.sep}" in file:
+        return file.rpartition(f"{os.sep}site-packages{os.sep}")[2].split(os.sep)[0] in _OUR_MEANS
+    return file.startswith((sysconfig.get_path("stdlib"), "<frozen"))
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:

@@ -8,13 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pydantic import ConfigDict
+
 from agentcore.environment import Json, Outcome, Task, ToolCall, ToolResult
-from agentcore.errors import DuplicateRewardError
+from agentcore.errors import DuplicateRewardError, SpecError
 
 SCHEMA_VERSION = 1
 
 RewardTarget = Literal["call", "step", "node_run", "trace"]
 SegmentKind = Literal["reasoning", "text", "call"]
+
+_FINITE: ConfigDict = {"allow_inf_nan": False}
+"""Read from a file, a number that is not finite makes the trace invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Tokens:
     (temperature and mask included), natural log.
     """
 
+    __pydantic_config__ = _FINITE
+
     prompt_ids: tuple[int, ...]
     reply_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
@@ -48,10 +55,19 @@ class Tokens:
     finish: Literal["stop", "length"] = "stop"
     retokenised: bool = False
 
+    def __post_init__(self) -> None:
+        if self.logprobs is not None and len(self.logprobs) != len(self.reply_ids):
+            raise SpecError(
+                f"Tokens: {len(self.logprobs)} log-probabilities for {len(self.reply_ids)} sampled tokens; give one "
+                "for each."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Reward:
     """One named component on one target."""
+
+    __pydantic_config__ = _FINITE
 
     component: str
     value: float
@@ -65,6 +81,8 @@ class Reward:
 @dataclass(frozen=True, slots=True)
 class NodeRun:
     """One execution of one graph node (LangGraph's task)."""
+
+    __pydantic_config__ = _FINITE
 
     id: str
     node: str
@@ -84,6 +102,8 @@ class NodeRun:
 @dataclass(frozen=True, slots=True)
 class Step:
     """One decision: one model call by one node policy, with what followed it."""
+
+    __pydantic_config__ = _FINITE
 
     id: str
     """The model call's run id."""
@@ -153,11 +173,7 @@ class Trace:
             DuplicateRewardError: if the target already has that component. Two writers are an error, not a sum.
         """
         for other in self.rewards:
-            if (other.target, other.target_id, other.component) == (
-                reward.target,
-                reward.target_id,
-                reward.component,
-            ):
+            if (other.target, other.target_id, other.component) == (reward.target, reward.target_id, reward.component):
                 raise DuplicateRewardError(
                     f"Trace {self.id}: {reward.component!r} on {reward.target} {reward.target_id} was already set by "
                     f"{other.source} ({other.value}); {reward.source} set it again ({reward.value}). Give the "

@@ -40,6 +40,8 @@ class Fields:
     """A number (any unit) that says how recent an item is; without it, the time of its last update in seconds."""
     importance: str = "importance"
     """A number in [0, 1]."""
+    name: str = "speaker"
+    """A person or thing the item is from or about; a query that names it means its items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class Shelf:
         self.stems: list[frozenset[str]] = []
         self.episode, self.position = Grown(np.int64), Grown(np.float64)
         self.time, self.importance = Grown(np.float64), Grown(np.float64)
+        self.name = Grown(np.int64)
+        self.named: list[frozenset[str]] = [frozenset()]
+        """Words of each distinct name; the first stands for none."""
+        self._name_numbers: dict[str, int] = {}
         self._places = Grown(np.int64)
         self._lock = threading.RLock()
 
@@ -97,7 +103,16 @@ class Shelf:
         self.time.extend([_number(s.value.get(self.fields.time), s.updated) for s in sources])
         importance = np.array([_number(value.get(self.fields.importance), 0.0) for value in values])
         self.importance.extend(np.clip(importance, 0, 1))
+        self.name.extend([self._name_number(value.get(self.fields.name)) for value in values])
         self.lexicon.add(documents)
+
+    def _name_number(self, name: Any) -> int:
+        if not isinstance(name, str) or not words(name):
+            return 0
+        number = self._name_numbers.setdefault(name, len(self.named))
+        if number == len(self.named):
+            self.named.append(frozenset(words(name)))
+        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +164,8 @@ def gather_view(
     dense = np.full(len(ids), np.nan)
     if query is not None:
         ranked = [entry for entry in view.rank(prefix, condition, query, min(pool, len(ids)), hidden, rescore=False)]
-        dense[np.searchsorted(ids, [number for number, _ in ranked])] = [s if s is not None else np.nan for _, s in ranked]
+        scores = [np.nan if score is None else score for _, score in ranked]
+        dense[np.searchsorted(ids, np.array([number for number, _ in ranked], np.int64))] = scores
     return Part(shelf, shelf.places(ids, load), dense)
 
 

@@ -2,8 +2,8 @@
 
 A document never changes (an updated item is a new document), so one set of postings serves the store as of any
 generation: a score counts only the documents that are allowed, and all statistics (N, document frequencies, mean
-length) are those of the allowed ones. Libraries such as bm25s build an index once over a fixed corpus (2.5 s for 100,000
-short documents), which does not fit a memory that changes with every step; the tests compare with theirs.
+length) are those of the allowed ones. Libraries such as bm25s build an index once over a fixed corpus, which does not
+fit a memory that changes with every step; the tests compare the scores with theirs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from memory.columns import Grown
 
 Floats = NDArray[np.float64]
 _WORD = re.compile(r"\w+")
-STOPWORDS = frozenset(
-    "a about am an and any are as at be been but by can could d did do does for from had has have he her him his how i "
-    "if in into is it its just ll m me my no not of on or our re s she should so such t that the their them then there "
-    "these they this to ve was we were what when where which who will with would you your".split()
-)
+_STOP = """
+a about am an and any are as at be been but by can could d did do does for from had has have he her him his how i if in
+into is it its just ll m me my no not of on or our re s she should so such t that the their them then there these they
+this to ve was we were what when where which who will with would you your
+"""
+STOPWORDS = frozenset(_STOP.split())
 """Words that say nothing about what a text is about (question words too: no answer contains them)."""
 _local = threading.local()
 
@@ -77,39 +78,61 @@ class Lexicon:
 
 
 def bm25(
-    query: Sequence[str], parts: Sequence[tuple[Lexicon, NDArray[np.int64]]], *, k1: float = 1.2, b: float = 0.75
-) -> list[Floats]:
+    query: Sequence[str],
+    parts: Sequence[tuple[Lexicon, NDArray[np.int64]]],
+    groups: NDArray[np.int64] | None = None,
+    *,
+    k1: float = 1.2,
+    b: float = 0.75,
+) -> Floats:
     """BM25 of the chosen documents of several lexicons, as if they were one corpus.
 
     Args:
         query: Words; one that comes twice counts twice.
         parts: Lexicons with the documents chosen from each, (n_i,).
+        groups: (Σ n_i,) numbers 0 … g-1; the documents of a group are then scored as one.
 
     Returns:
-        One array (n_i,) per part. score = Σ_w idf(w) · tf · (k1 + 1) / (tf + k1 · (1 - b + b · length / mean length)),
+        (Σ n_i,), or (g,) with groups: Σ_w idf(w) · tf · (k1 + 1) / (tf + k1 · (1 - b + b · length / mean length)) with
         idf(w) = ln(1 + (N - df + ½) / (df + ½)), as in Lucene (Robertson & Zaragoza 2009).
     """
-    scores = [np.zeros(len(chosen)) for _, chosen in parts]
-    lengths = [lexicon.lengths.view[chosen].astype(np.float64) for lexicon, chosen in parts]
-    total = sum(len(chosen) for _, chosen in parts)
-    mean = (sum(float(length.sum()) for length in lengths) / total if total else 0.0) or 1.0
     places = [_places(len(lexicon), chosen) for lexicon, chosen in parts]
+    offsets = np.concatenate([[0], np.cumsum([len(chosen) for _, chosen in parts])]).astype(np.int64)
+    lengths = np.concatenate([lexicon.lengths.view[chosen].astype(np.float64) for lexicon, chosen in parts])
+    if groups is not None:
+        lengths = np.bincount(groups, weights=lengths).astype(np.float64)
+    scores: Floats = np.zeros(len(lengths))
+    if not len(scores):
+        return scores
+    norm = k1 * (1 - b + b * lengths / (float(lengths.mean()) or 1.0))
     for word, times in Counter(query).items():
-        held = []
-        for (lexicon, _), place in zip(parts, places, strict=True):
-            numbers, counts = lexicon.posting(word)
-            inside = numbers < len(place)
-            at = place[numbers[inside]]
-            held.append((at[at >= 0], counts[inside][at >= 0]))
-        frequency = sum(len(at) for at, _ in held)
-        idf = times * math.log(1 + (total - frequency + 0.5) / (frequency + 0.5))
-        for score, length, (at, counts) in zip(scores, lengths, held, strict=True):
-            score[at] += idf * counts * (k1 + 1) / (counts + k1 * (1 - b + b * length[at] / mean))
+        at, counts = _occurrences(word, parts, places, offsets)
+        if groups is not None and len(at):
+            summed = np.bincount(groups[at], weights=counts, minlength=len(scores)).astype(np.float64)
+            at = np.flatnonzero(summed)
+            counts = summed[at]
+        idf = times * math.log(1 + (len(scores) - len(at) + 0.5) / (len(at) + 0.5))
+        scores[at] += idf * counts * (k1 + 1) / (counts + norm[at])
     return scores
 
 
+def _occurrences(
+    word: str, parts: Sequence[tuple[Lexicon, Any]], places: Sequence[NDArray[np.int64]], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Floats]:
+    """The chosen documents that hold a word, numbered through all parts, and how often each does."""
+    found, counted = [], []
+    for (lexicon, _), place, offset in zip(parts, places, offsets[:-1], strict=True):
+        numbers, counts = lexicon.posting(word)
+        # Documents that were added since the choice was made have no place.
+        inside = numbers < len(place)
+        at = place[numbers[inside]]
+        found.append(at[at >= 0] + offset)
+        counted.append(counts[inside][at >= 0])
+    return np.concatenate(found), np.concatenate(counted).astype(np.float64)
+
+
 def _places(size: int, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    places = np.full(size, -1, np.int64)
+    places = np.full(max(size, int(chosen.max(initial=-1)) + 1), -1, np.int64)
     places[chosen] = np.arange(len(chosen))
     return places
 
@@ -118,7 +141,7 @@ def match_scores(query: str, texts: Sequence[str]) -> list[float]:
     """BM25 of each text for a query, scaled so that the best is 1 (all 0 where nothing matches)."""
     lexicon = Lexicon()
     lexicon.add([_cached_words(text) for text in texts])
-    scores = bm25(words(query), [(lexicon, np.arange(len(texts)))])[0]
+    scores = bm25(words(query), [(lexicon, np.arange(len(texts)))])
     best = float(scores.max(initial=0.0))
     return cast("list[float]", (scores / best if best else scores).tolist())
 

@@ -17,6 +17,11 @@ SECTIONS = (("progress", "Progress:"), ("question", "Open questions:"), ("fact",
 PRIOR = {"progress": 3.0, "question": 2.0, "fact": 0.0, "hypothesis": 0.0}
 """Added to an item's relevance: where the agent stands and what it lacks come before any single fact."""
 
+SURENESS = RECENCY = 0.02
+"""Weights of confidence and recency: enough to decide between lines that match equally."""
+SLACK = 2
+"""Tokens by which joining lines may make them cheaper than they are alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -51,7 +56,7 @@ def project(
     """Choose lines by relevance, render them in a stable order, and count the whole text.
 
     A line's score is its section's prior + its relevance (``scores``, or a BM25 match with ``query`` scaled to [0, 1])
-    + 0.1 confidence + 0.1 recency. The text is counted as a whole, because tokenizers do not add up over lines.
+    + 0.02 confidence + 0.02 recency. The text is counted as a whole, because tokenizers do not add up over lines.
 
     Raises:
         BudgetError: the budget is negative or less than the count of an empty text.
@@ -61,31 +66,28 @@ def project(
         raise BudgetError(f"A budget of {budget} tokens cannot hold even an empty text, which counts {empty}.")
     lines = _lines(belief, query, scores)
     ranked = sorted(range(len(lines)), key=lambda i: (-lines[i].score, i))
+    costs = [count_tokens(line.text + "\n") - empty for line in lines]
+    # Counts of single lines only propose; the count of the whole text decides.
     chosen: list[int] = []
-    # Per-line counts only propose; the count of the whole text decides.
-    total, proposal = empty, []
+    left = budget - empty
     for i in ranked:
-        cost = count_tokens(lines[i].text + "\n")
-        if total + cost <= budget:
-            total += cost
-            proposal.append(i)
-    while proposal and count_tokens(_render(lines, proposal)) > budget:
-        proposal.pop()
-    chosen = proposal
-    left = budget - count_tokens(_render(lines, chosen)) if chosen else budget
+        if costs[i] <= left:
+            chosen.append(i)
+            left -= costs[i]
+    while chosen and count_tokens(_render(lines, chosen)) > budget:
+        chosen.pop()
+    used = count_tokens(_render(lines, chosen))
+    taken = set(chosen)
     for i in ranked:
-        if left <= 0:
-            break
-        if i in chosen:
+        # What the estimate left over may still hold a line; one that cannot fit is not tried.
+        if i in taken or used + costs[i] > budget + SLACK:
             continue
-        trial = [*chosen, i]
-        used = count_tokens(_render(lines, trial))
-        if used <= budget:
-            chosen, left = trial, budget - used
-    text = _render(lines, chosen)
+        if (trial := count_tokens(_render(lines, [*chosen, i]))) <= budget:
+            chosen, used = [*chosen, i], trial
+            taken.add(i)
     kept = tuple(lines[i].id for i in _order(lines, chosen))
-    dropped = tuple(lines[i].id for i in ranked if i not in set(chosen))
-    return Projection(text, kept, dropped, count_tokens(text))
+    dropped = tuple(lines[i].id for i in ranked if i not in taken)
+    return Projection(_render(lines, chosen), kept, dropped, used)
 
 
 def _lines(belief: BeliefState, query: str, scores: Mapping[str, float] | None) -> list[_Line]:
@@ -94,14 +96,14 @@ def _lines(belief: BeliefState, query: str, scores: Mapping[str, float] | None) 
     for key, entry in belief.current_progress.items():
         items.append((f"progress:{key}", "progress", f"- {key}: {entry.text}", 0.0))
     for question in belief.open_questions:
-        items.append((question.id, "question", f"- {question.text}", 0.1 * question.since / span))
+        items.append((question.id, "question", f"- {question.text}", RECENCY * question.since / span))
     for fact in belief.active:
         doubt = f" (confidence {fact.confidence:.2f})" if fact.confidence < 0.7 else ""
-        bonus = 0.1 * fact.confidence + 0.1 * fact.since / span
+        bonus = SURENESS * fact.confidence + RECENCY * fact.since / span
         items.append((fact.id, "fact", f"- {fact.text}{doubt}", bonus))
     for guess in belief.open_hypotheses:
         text = f"- {guess.text} (confidence {guess.confidence:.2f})"
-        items.append((guess.id, "hypothesis", text, 0.1 * guess.since / span))
+        items.append((guess.id, "hypothesis", text, RECENCY * guess.since / span))
     if scores is None:
         matched = match_scores(query, [text for _, _, text, _ in items])
         scores = {item[0]: score for item, score in zip(items, matched, strict=True)}

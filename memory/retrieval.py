@@ -1,9 +1,11 @@
-"""Finding what matters to a query: dense and lexical match, neighbours, recency and importance, each switchable.
+"""Finding what matters to a query, by parts that can each be switched off.
 
-score = dense · minmax(similarity) + bm25 · minmax(BM25)           over all candidates
-      + neighbour · (the same two parts of the adjacent items of the episode)
-      + recency · 2^(-age / half-life) + importance · importance
-      - repeat · (largest overlap in words with an item already chosen; MMR, Carbonell & Goldstein 1998)
+own   = dense · minmax(similarity) + bm25 · minmax(BM25)             over all candidates
+score = own + neighbour · Σ own of the items up to ``window`` places away in the same episode
+            + episode · minmax(BM25 of the item's whole episode)
+            + named · (the query names the item's speaker)
+            + recency · 2^(-age / half-life) + importance · importance
+            - repeat · (largest overlap in words with an item already chosen; MMR, Carbonell & Goldstein 1998)
 """
 
 from __future__ import annotations
@@ -29,14 +31,18 @@ from memory.ops import BatchStore
 class Weights:
     """How much each part counts; 0 switches it off."""
 
-    dense: float = 0.5
-    bm25: float = 0.5
-    neighbour: float = 0.25
-    """Share of the dense and lexical parts of the items directly before and after in the same episode."""
+    dense: float = 0.4
+    bm25: float = 0.4
+    neighbour: float = 0.22
+    """For the own match of each of the items around it in its episode."""
+    episode: float = 0.2
+    named: float = 0.3
     recency: float = 0.0
     importance: float = 0.1
     """Items without the field have importance 0, so it changes nothing where it is not used."""
-    repeat: float = 0.1
+    repeat: float = 0.05
+    window: int = 2
+    """How many places before and after count as neighbours."""
     half_life: float = 86_400.0
     """Age, in the unit of the items' time, at which recency has halved."""
 
@@ -44,7 +50,7 @@ class Weights:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if not value >= 0 or (entry.name == "half_life" and not value > 0):
-                raise BadValueError(f"Retrieval weight {entry.name} is {value}; it must not be negative (half_life > 0).")
+                raise BadValueError(f"Retrieval weight {entry.name}={value}: it must not be negative, half_life not 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +62,12 @@ class Hit:
     value: dict[str, Any]
     score: float
     why: Mapping[str, float]
-    """The parts that add up to the score: dense, bm25, neighbour, recency, importance, repeat (not positive)."""
+    """The parts that add up to the score: those of :data:`PARTS`, and ``repeat`` (not positive)."""
 
 
-PARTS = ("dense", "bm25", "neighbour", "recency", "importance")
+DIVERSE = 100
+"""Places for which repetition is looked at; comparing further down costs more than it helps."""
+PARTS = ("dense", "bm25", "neighbour", "episode", "named", "recency", "importance")
 
 
 class Retriever:
@@ -124,46 +132,62 @@ class Retriever:
         table = self._parts(parts, query)
         chosen = _choose(table.sum(0), _stems(parts), k, self.weights.repeat)
         names = [part.shelf.names[place] for part in parts for place in part.places.tolist()]
-        ops: list[Op] = [GetOp(*names[row], refresh_ttl=False) for row, _ in chosen]
+        ops: list[Op] = [GetOp(names[row][0], names[row][1], False) for row, _ in chosen]
         hits = []
         for (row, repeat), item in zip(chosen, self.store.batch(ops), strict=True):
             # Deleted by someone else since the candidates were gathered.
             if isinstance(item, Item):
                 why = dict(zip(PARTS, table[:, row].tolist(), strict=True)) | {"repeat": repeat}
-                hits.append(Hit(*names[row], item.value, sum(why.values()), why))
+                hits.append(Hit(names[row][0], names[row][1], item.value, sum(why.values()), why))
         return hits
 
     def _parts(self, parts: Sequence[Part], query: str) -> Floats:
-        """(5, n) weighted parts of the score of every candidate, in order of :data:`PARTS`."""
-        weights = self.weights
+        """(7, n) weighted parts of the score of every candidate, in order of :data:`PARTS`."""
+        weights, terms = self.weights, words(query)
+        lexicons = [(part.shelf.lexicon, part.places) for part in parts]
         dense = np.concatenate([part.dense for part in parts])
-        known = ~np.isnan(dense)
-        dense[known] = minmax(dense[known])
-        dense[~known] = 0.0
-        lexical = np.concatenate(bm25(words(query), [(part.shelf.lexicon, part.places) for part in parts]))
         table = np.zeros((len(PARTS), len(dense)))
-        table[0], table[1] = weights.dense * dense, weights.bm25 * minmax(lexical)
+        if not len(dense):
+            return table
+        known = ~np.isnan(dense)
+        table[0, known] = weights.dense * minmax(dense[known])
+        table[1] = weights.bm25 * minmax(bm25(terms, lexicons))
+        _, episode = np.unique(_column(parts, "episode"), return_inverse=True)
         if weights.neighbour:
-            places = _column(parts, "episode"), _column(parts, "position")
-            table[2] = weights.neighbour * beside(table[0] + table[1], *places)
-        if weights.recency and len(dense):
+            around = beside(table[0] + table[1], episode, _column(parts, "position"), weights.window)
+            table[2] = weights.neighbour * around
+        if weights.episode:
+            table[3] = weights.episode * minmax(bm25(terms, lexicons, episode))[episode]
+        if weights.named:
+            meant = np.concatenate([_meant(part, frozenset(terms)) for part in parts])
+            # A name that all items share tells nothing apart.
+            table[4] = weights.named * meant * (not meant.all())
+        if weights.recency:
             time = _column(parts, "time")
-            table[3] = weights.recency * np.exp2((time - time.max()) / weights.half_life)
-        table[4] = weights.importance * _column(parts, "importance")
+            table[5] = weights.recency * np.exp2((time - time.max()) / weights.half_life)
+        table[6] = weights.importance * _column(parts, "importance")
         return table
 
 
-def beside(scores: Floats, episode: NDArray[np.int64], position: Floats) -> Floats:
-    """(n,) sum of the scores of the items directly before and after in the same episode; 0 without a position."""
+def beside(scores: Floats, episode: NDArray[np.int64], position: Floats, window: int = 1) -> Floats:
+    """(n,) sum of the scores of the items up to ``window`` places before and after in the same episode; items without
+    a position (NaN) have no neighbours."""
     found = np.zeros_like(scores)
     placed = np.flatnonzero(~np.isnan(position))
     order = placed[np.lexsort((position[placed], episode[placed]))]
-    left, right = order[:-1], order[1:]
-    together = episode[left] == episode[right]
-    left, right = left[together], right[together]
-    found[right] += scores[left]
-    found[left] += scores[right]
+    for distance in range(1, window + 1):
+        left, right = order[:-distance], order[distance:]
+        together = episode[left] == episode[right]
+        left, right = left[together], right[together]
+        found[right] += scores[left]
+        found[left] += scores[right]
     return found
+
+
+def _meant(part: Part, terms: frozenset[str]) -> NDArray[np.bool_]:
+    """(n,) whether the query holds all words of an item's name."""
+    meant = np.array([bool(name) and name <= terms for name in part.shelf.named], bool)
+    return np.asarray(meant[part.shelf.name.view[part.places]])
 
 
 def _column(parts: Sequence[Part], name: str) -> NDArray[Any]:
@@ -184,7 +208,7 @@ def _choose(scores: Floats, stems: Sequence[frozenset[str]], k: int, repeat: flo
     cost: dict[int, tuple[float, int]] = {}
     """Largest overlap of a candidate so far, and with how many of the chosen it was compared."""
     pending = [int(row) for row in order]
-    while pending and len(chosen) < k:
+    while pending and len(chosen) < min(k, DIVERSE):
         best, best_score = -1, -np.inf
         for place, row in enumerate(pending):
             if scores[row] <= best_score:
@@ -196,7 +220,7 @@ def _choose(scores: Floats, stems: Sequence[frozenset[str]], k: int, repeat: flo
                 best, best_score = place, float(scores[row] - repeat * overlap)
         row = pending.pop(best)
         chosen.append((row, -repeat * cost[row][0]))
-    return chosen
+    return chosen + [(row, 0.0) for row in pending[: k - len(chosen)]]
 
 
 def _overlap(left: frozenset[str], right: frozenset[str]) -> float:

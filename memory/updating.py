@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from memory.records import BeliefChange, EditOp, Evidence, Fact, Statement, logit, normal
 
@@ -27,8 +27,11 @@ class RuleUpdater:
     """Probability that one observation is right; sets the log-odds each piece of evidence carries."""
     correction_reliability: float = 0.92
     """The same for a correction, whose source knew the old value."""
-    doubt: float = 0.35
+    doubt: float = 0.7
     """Share of the old fact's log-odds that counts against a plain conflicting fact."""
+    prefer: Literal["newest", "strongest"] = "newest"
+    """Which of two plain conflicting facts is held: the last one, or the old one until the evidence against it
+    outweighs the evidence for it."""
     multivalued: Collection[str] = ()
     """Relations of which one subject has several values at once (another value then adds, never conflicts)."""
 
@@ -71,6 +74,11 @@ class RuleUpdater:
 
     def _replace(self, belief: BeliefState, rivals: list[Fact], statement: Statement, time: float) -> BeliefChange:
         old = rivals[-1]
+        if self.prefer == "strongest" and statement.kind == "fact":
+            against = Evidence(statement.evidence_id, time, -logit(self.reliability))
+            doubted = replace(old, evidence=(*old.evidence, against))
+            if sum(piece.weight for piece in doubted.evidence) > 0:
+                return _change("UPDATE", old, doubted, statement, time, (doubted,))
         doubt: tuple[Evidence, ...] = ()
         if statement.kind != "correction":
             share = self.doubt

@@ -21,11 +21,14 @@ from training.config import LoraSettings
 
 def create_adapter(engine: Engine, name: str, settings: LoraSettings, seed: int) -> None:
     """Add a fresh LoRA adapter to the engine's model. The seed is set before the weights are drawn."""
+    count = engine.model.config.num_hidden_layers
+    last = settings.last_layers
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=list(settings.targets),
+        layers_to_transform=list(range(max(0, count - last), count)) if last is not None else None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=engine.identity.name,
     )

@@ -19,13 +19,15 @@ class LoraSettings:
     """0 keeps the log-probabilities of training equal to those of sampling."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get an adapter."""
+    last_layers: int | None = None
+    """Adapt only this many of the last transformer layers: the backward pass stops below them. None adapts all."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
     """One optimizer step and how it is computed."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.99)
@@ -39,7 +41,7 @@ class UpdateSettings:
     """Average over action tokens, or over steps and then their tokens."""
     kl_coef: float = 0.0
     """Weight of the k3 estimate of KL(policy, base model); needs a forward pass with the adapter off."""
-    minibatches: int = 4
+    minibatches: int = 2
     """Optimizer steps per iteration; with more than one, the clip does its work."""
 
 
@@ -61,9 +63,9 @@ class RlSettings:
     """Reinforcement from the policy's own traces."""
 
     iterations: int = 8
-    tasks: int = 8
+    tasks: int = 4
     """Tasks per iteration."""
-    group_size: int = 4
+    group_size: int = 8
     """Rollouts per task; a leave-one-out baseline needs at least 2."""
     temperature: float = 1.0
     gamma: float = 1.0

@@ -21,7 +21,7 @@ from agentcore.policies.models import DEFAULT_MODEL
 from agentcore.tracefile import read_traces
 from memory import FaissStore
 from training.adapters import create_adapter, save_adapter
-from training.config import RlSettings, SftSettings, TrainSettings, UpdateSettings, check_trainable
+from training.config import RlSettings, SftSettings, TrainSettings, check_trainable
 from training.manifest import build_manifest
 from training.progress import Reporter
 from training.runfolder import RunFolder
@@ -33,9 +33,8 @@ from training.warmstart import demonstrations, warm_start, write_expert_traces
 
 def _settings() -> TrainSettings:
     return TrainSettings(
-        update=UpdateSettings(learning_rate=3e-4),
-        sft=SftSettings(steps=12, batch_traces=8, learning_rate=4e-4, validate_every=4),
-        rl=RlSettings(iterations=8, tasks=4, group_size=8, validate_every=2),
+        sft=SftSettings(steps=16, validate_every=4),
+        rl=RlSettings(iterations=6, validate_every=2),
     )
 
 
@@ -50,12 +49,12 @@ class QuickstartConfig:
     traces: str | None = None
     """A trace file to warm-start from; None logs traces of the environment's oracle on the expert level."""
     expert_level: str = "easy"
-    level: str = "hard"
+    level: str = "medium"
     """Levels of the assistant environment: the expert traces', and that of training and evaluation."""
     step_limit: int = 8
     expert_traces: int = 56
     train_tasks: int = 400
-    validation_tasks: int = 32
+    validation_tasks: int = 24
     heldout_tasks: int = 64
     base_tasks: int = 12
     """Held-out tasks for the untrained model, which is slow: it writes as much as it may, in every step."""

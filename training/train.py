@@ -80,12 +80,12 @@ def reinforce(job: Job) -> None:
     """Improve the policy by its own traces; continues after the folder's last checkpoint."""
     s = job.settings.rl
     refuse_heldout(job.tasks)
-    job.updater.set_learning_rate(job.settings.update.learning_rate)
     place = job.folder.place() or {}
     start = place.get("iteration", 0) if place.get("stage") == "rl" else 0
     best = place.get("best", -1.0) if start else -1.0
     job.history = [tuple(h) for h in place.get("history", [])] if start else []
     if not start:
+        job.updater.start_phase(job.settings.update.learning_rate)
         best = _validate(job, 0, math.nan, best)
     for iteration in range(start + 1, s.iterations + 1):
         tasks = rng(job.settings.seed, "tasks", iteration).sample(list(job.tasks), min(s.tasks, len(job.tasks)))

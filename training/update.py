@@ -196,9 +196,11 @@ class Updater:
             logprobs, _, _ = self._forward(batch)
         return logprobs
 
-    def set_learning_rate(self, value: float) -> None:
+    def start_phase(self, learning_rate: float) -> None:
+        """Forget the optimizer's moments and set the rate: another loss has gradients of another scale."""
+        self.optimizer.state.clear()
         for group in self.optimizer.param_groups:
-            group["lr"] = value
+            group["lr"] = learning_rate
 
     def state(self) -> dict[str, Any]:
         """The optimizer's state, for resuming."""

@@ -80,7 +80,8 @@ def warm_start(
     ``on_step(step, statistics, validation loss or None)`` is called after each step. Stops early once the validation
     loss has not improved for ``settings.patience`` validations.
     """
-    updater.set_learning_rate(settings.learning_rate)
+    if start == 0:
+        updater.start_phase(settings.learning_rate)
     best, worse = float("inf"), 0
     step = start
     for step in range(start + 1, settings.steps + 1):

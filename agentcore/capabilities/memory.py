@@ -56,35 +56,39 @@ class MemoryNode:
         contradicted = [_subject(c.before) for c in changes if c.op in ("UPDATE", "DELETE")]
 
         focus = focus_terms(state["task"]["instruction"], belief)
-        results = {line for r in state.get("results", []) for line in r["content"].splitlines()}
-        lines = [s.text for s in statements if s.text not in results and _matters(s, focus)]
+        news = [s for s in statements if not _from_result(s, state)]  # results are shown in full by themselves
+        recalled = self._recall(store, state, belief, focus)
+        lines = [s.text for s in news if _matters(s, focus)]
         lines += [f"{what}: {count}." for what, count in percept["open"].items()]
-        aside = [s for s in statements if s.text not in results and not _matters(s, focus)]
-        recalled = self._recall(store, state, focus)
         shown = self._fit([*recalled.values(), *lines])
-        filed = [i for i in state.get("filed", []) if i not in recalled]
+        memory_ids = [i for i, text in recalled.items() if text in shown]
+        # what does not matter yet, or did not fit, is filed and may be shown later
+        filed = self._file(store, state, [s for s in news if s.text not in shown])
         return {
             "belief": belief.to_json(),
             "shown": shown,
-            "memory_ids": [i for i, text in recalled.items() if text in shown],
-            "filed": filed + self._file(store, state, aside),
+            "memory_ids": memory_ids,
+            "filed": [i for i in state.get("filed", []) if i not in memory_ids] + filed,
             "contradicted": [s for s in contradicted if s],
         }
 
-    def _recall(self, store: BaseStore | None, state: AgentView, focus: set[str]) -> dict[str, str]:
+    def _recall(
+        self, store: BaseStore | None, state: AgentView, belief: BeliefState, focus: set[str]
+    ) -> dict[str, str]:
         """Items to show now, by id: lessons in the first turn, filed statements that have come to matter later."""
         if store is None:
             return {}
         if state.get("turn", 0) == 0:
             hits = store.search(LESSONS, query=state["task"]["instruction"], limit=self.lessons)
             return {hit.key: f"Lesson: {hit.value['text']}" for hit in hits}
-        found = {}
-        if state.get("filed"):
-            query = " ".join(sorted(focus))
-            for hit in store.search(_namespace(state), query=query, limit=8):
-                if hit.key in state["filed"] and str(hit.value.get("subject", "")).lower() in focus:
-                    found[hit.key] = str(hit.value["text"])
-        return found
+        filed = state.get("filed", [])
+        if not filed:
+            return {}
+        # what a correction has overtaken is no longer evidence for anything held
+        held = {e.id for fact in belief.active for e in fact.evidence if e.weight > 0}
+        hits = store.search(_namespace(state), query=" ".join(sorted(focus)), limit=len(filed) + 8)
+        found = {h.key: h.value for h in hits if h.key in held and str(h.value.get("subject", "")).lower() in focus}
+        return {key: str(found[key]["text"]) for key in filed if key in found}
 
     @staticmethod
     def _file(store: BaseStore | None, state: AgentView, statements: Iterable[Statement]) -> list[str]:
@@ -119,6 +123,14 @@ def focus_terms(instruction: str, belief: BeliefState) -> set[str]:
             break
         terms |= more
     return terms
+
+
+def _from_result(statement: Statement, state: AgentView) -> bool:
+    """Whether the statement was read in a tool result of this turn (by its text where perception is off)."""
+    if re.match(r"t\d+\.r", statement.evidence_id):
+        return True
+    results = (line.strip() for r in state.get("results", []) for line in r["content"].splitlines())
+    return statement.text in results
 
 
 def _matters(statement: Statement, focus: set[str]) -> bool:

@@ -38,7 +38,7 @@ class PerceptionNode:
                 if matter is not None:
                     open_matters[matter["what"]] = int(matter["count"])
                 else:
-                    statements += self._statements(line[: self.max_chars], f"{source}{number}")
+                    statements += self._statements(line[: self.max_chars], f"{source}.{number}")
         return {"percept": {"statements": statements, "open": open_matters, "errors": errors}}
 
     @staticmethod

@@ -8,11 +8,12 @@ from agentcore.environment import Json
 from agentcore.state import AgentUpdate, AgentView
 from memory import BeliefState
 
-_STOP = frozenset(
+_STOP_WORDS = (
     "a an and are at be by can cost costs do does find for from get give how in is it item much of on or please price "
-    "sold tell that the their them this to together total sum up was what when where which who with you".split()
+    "sold tell that the their them this to together total sum up was what when where which who with you"
 )
-_COMBINE = frozenset("together total sum combined altogether".split())
+_STOP = frozenset(_STOP_WORDS.split())
+_COMBINE = frozenset(["together", "total", "sum", "combined", "altogether"])
 
 
 class PlanningNode:
@@ -27,15 +28,16 @@ class PlanningNode:
         belief = BeliefState.from_json(state["belief"]) if state.get("belief") else BeliefState()
         old = state.get("plan") or []
         plan = self._gather(instruction, belief)
+        about = {s["text"].removeprefix("find ").lower() for s in plan}
+        contradicted = [c for c in state.get("contradicted", []) if c.lower() in about]
         if _COMBINE & set(re.findall(r"\w+", instruction.lower())):
             combined = any(r["name"] == "compute" and r["ok"] for r in state.get("results", []))
             was = any(s["kind"] == "combine" and s["status"] == "done" for s in old)
-            stale = bool(state.get("contradicted"))
-            done = (combined or was) and not stale
+            done = (combined or was) and not contradicted
             plan.append(_step("combine", "add up", done))
         plan.append(_step("answer", "answer", False))
         changed = [s["text"] for s in plan] != [s["text"] for s in old]
-        revised = changed or (bool(old) and bool(state.get("contradicted")))
+        revised = changed or (bool(old) and bool(contradicted))
         note = "Plan: " + ", ".join(s["text"] for s in plan if s["status"] == "open") + "." if revised else ""
         return {"plan": plan, "plan_note": note}
 

@@ -14,10 +14,11 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage, SystemMessage
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
+from agentcore.assembly import calls_of
 from agentcore.capabilities.memory import as_notes
 from agentcore.capabilities.perception import raw_percept
 from agentcore.environment import Json, ToolSpec
-from agentcore.recorder import CONTEXT_EVENT
+from agentcore.events import CONTEXT_EVENT
 from agentcore.state import AgentUpdate, AgentView
 from memory import BeliefState
 
@@ -132,9 +133,5 @@ def _news(state: AgentView) -> list[str]:
 
 def action_of(reply: AIMessage) -> Json:
     """A reply as an action: text and ordered calls, unreadable ones included."""
-    from agentcore.recorder import calls_of
-
-    calls = [
-        {"id": c.id, "name": c.name, "args": c.args, "error": c.error, "raw": c.raw} for c in calls_of(reply)
-    ]
+    calls = [{"id": c.id, "name": c.name, "args": c.args, "error": c.error, "raw": c.raw} for c in calls_of(reply)]
     return {"message_id": reply.id, "text": reply.text, "calls": calls}

@@ -1,4 +1,4 @@
-"""Tool use: every call is checked against its schema before the environment sees it; an error becomes an observation."""
+"""Tool use: each call is checked against its schema before the environment sees it; an error becomes an observation."""
 
 from __future__ import annotations
 

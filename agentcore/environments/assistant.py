@@ -9,8 +9,6 @@ call among right ones decides the outcome.
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +17,7 @@ from agentcore.environment import (
     Action,
     EnvironmentSpec,
     Json,
+    Outcome,
     RewardSpec,
     Split,
     Task,
@@ -27,8 +26,10 @@ from agentcore.environment import (
     ToolSpec,
     Transition,
 )
+from agentcore.environments.arithmetic import evaluate
 from agentcore.environments.assistant_tasks import PRESETS, Difficulty, draw_task
 from agentcore.errors import SpecError
+from agentcore.tools.checks import check_calls
 
 PROGRESS_SCALE = 0.3
 """Φ of a state in which every needed price is known; small beside the 1 for success."""
@@ -71,10 +72,13 @@ REWARDS = (
 class AssistantEnvironment:
     """Facts over several turns; see the module's docstring. Follows :class:`agentcore.environment.Environment`."""
 
-    def __init__(self, level: str = "hard", *, step_limit: int = 10, mixture: Sequence[Difficulty] | None = None):
+    def __init__(
+        self, level: str = "hard", *, step_limit: int | None = None, mixture: Sequence[Difficulty] | None = None
+    ) -> None:
         """Args:
         level: name of a preset mixture of difficulties (``easy``, ``medium``, ``hard``, ``long``).
-        step_limit: environment steps after which an episode is truncated.
+        step_limit: environment steps after which an episode is truncated; by default 10, or what it takes to hear all
+            messages and then to add up and answer.
         mixture: difficulties of your own, cycled through; ``level`` then only names them.
         """
         if mixture is None:
@@ -83,6 +87,8 @@ class AssistantEnvironment:
             mixture = PRESETS[level]
         self.level = level
         self.mixture = tuple(mixture)
+        if step_limit is None:
+            step_limit = max(10, *(d.messages + 4 for d in self.mixture))
         self.spec = EnvironmentSpec(
             name="assistant",
             version="1",
@@ -136,9 +142,11 @@ class AssistantEnvironment:
             "corrected": list(state["corrected"]),
             "looked_up": list(state["looked_up"]),
         }
-        results, rewards, call_rewards = [], {}, {}
-        outcome = None
-        for call in action.calls:
+        results: list[ToolResult] = []
+        rewards: dict[str, float] = {}
+        call_rewards: dict[str, dict[str, float]] = {}
+        outcome: Outcome | None = None
+        for call in check_calls(action.calls, TOOLS):
             if now["done"]:
                 results.append(ToolResult(call.id, "The episode is over; this call was not run.", ok=False))
                 continue
@@ -182,12 +190,10 @@ class AssistantEnvironment:
             "search_notes": ("query", self._search),
             "answer": ("value", self._answer),
         }
-        if call.name not in tools:
-            return ToolResult(call.id, f"Error: there is no tool {call.name[:40]!r}.", ok=False)
         argument, run = tools[call.name]
-        value = call.args.get(argument) if isinstance(call.args, dict) else None
-        if value is None or len(str(value)) > 200:
-            return ToolResult(call.id, f"Error: {call.name} needs {argument} (at most 200 characters).", ok=False)
+        value = call.args[argument]
+        if len(str(value)) > 200:
+            return ToolResult(call.id, f"Error: {argument} must have at most 200 characters.", ok=False)
         content, ok = run(now, value)
         return ToolResult(call.id, content, ok)
 
@@ -195,6 +201,8 @@ class AssistantEnvironment:
         registry = now["world"]["registry"]
         found = next((k for k in registry if k.lower() == str(name).strip().lower()), None)
         if found is None:
+            asked = [t for t in now["world"]["targets"] if t == str(name).strip().lower()]
+            now["looked_up"] += [t for t in asked if t not in now["looked_up"]]
             return f"{str(name)[:40]}: no entry.", True
         if found not in now["looked_up"]:
             now["looked_up"].append(found)
@@ -218,8 +226,8 @@ class AssistantEnvironment:
 
     def _answer(self, now: Json, value: Any) -> tuple[str, bool]:
         text = str(value).strip()
-        if isinstance(value, bool) or not re.fullmatch(r"-?\d{1,9}", text):
-            return "Error: answer needs a whole number.", False
+        if not re.fullmatch(r"-?\d{1,9}", text):
+            return "Error: answer needs a whole number of at most 9 digits.", False
         now["done"], now["answered"] = True, int(text)
         return "Answer received.", True
 
@@ -273,44 +281,11 @@ class AssistantEnvironment:
             if not self._reachable(state, target):
                 return "lookup", {"name": world["place"]}
             if target not in state["prices"]:
-                done = target in state["looked_up"] or target not in world["registry"]
-                return ("search_notes", {"query": target}) if done else ("lookup", {"name": target})
+                asked = target in state["looked_up"]
+                return ("search_notes", {"query": target}) if asked else ("lookup", {"name": target})
         if len(world["schedule"]) > state["turn"]:
             return "search_notes", {"query": world["targets"][0]}
         values = [state["prices"][t] for t in world["targets"]]
         if len(values) > 1 and state["sum"] != sum(values):
             return "compute", {"expression": "+".join(map(str, values))}
         return "answer", {"value": sum(values)}
-
-
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
-
-
-def evaluate(expression: str) -> int:
-    """Whole-number arithmetic with + - * and parentheses, without evaluating any code.
-
-    Raises:
-        ValueError, SyntaxError: if the expression holds anything else, or a number of more than 9 digits.
-    """
-    if len(expression) > 80:
-        raise ValueError("expression longer than 80 characters")
-
-    def walk(node: ast.AST) -> int:
-        if isinstance(node, ast.Expression):
-            return walk(node.body)
-        if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**9:
-            return node.value
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -walk(node.operand)
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            value: int = _OPERATORS[type(node.op)](walk(node.left), walk(node.right))
-            if abs(value) >= 10**12:
-                raise ValueError("result too large")
-            return value
-        raise ValueError(f"not arithmetic: {type(node).__name__}")
-
-    return walk(ast.parse(expression.strip(), mode="eval"))

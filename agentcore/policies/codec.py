@@ -1,7 +1,7 @@
 """Messages to token ids and back, for templates with or without a tool role.
 
-What a model wrote is never re-tokenised inside an episode: a prompt that continues an earlier one starts with exactly the ids
-that were prompted and sampled, wherever the rendered text allows it (checked, not assumed).
+What a model wrote is never re-tokenised inside an episode: a prompt that continues an earlier one starts with exactly
+the ids that were prompted and sampled, wherever the rendered text allows it (checked, not assumed).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from agentcore.errors import PolicyError
 from agentcore.policies.toolformat import FORMATS, ParsedCall, ToolFormat
 from agentcore.trace import Segment
 
-_MEMO = 20_000
+_MEMO = 4_000
+"""Rollouts that are remembered; a conversation needs its last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class ChatCodec:
 
     def reply_text(self, ids: Sequence[int]) -> str:
         kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        text: str = self.tokenizer.decode(list(kept), skip_special_tokens=False)
+        text: str = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def reply_ids(self, text: str) -> tuple[int, ...]:
@@ -156,11 +157,13 @@ class ChatCodec:
         """Token stretches of text and of each call. A token belongs to the stretch its first character lies in."""
         if not ids:
             return ()
-        starts = [len(self.reply_text(ids[:i])) for i in range(len(ids))]
+        if not parsed:
+            return (Segment("text", 0, len(ids)),)
         owners: list[str | None] = []
-        for start in starts:
-            owner = next((p.call.id for p in parsed if p.start <= start < p.end), None)
-            owners.append(owner)
+        for i in range(len(ids)):
+            # a character that is not whole yet is shown as U+FFFD; its next token goes on with it
+            start = len(self.reply_text(ids[:i]).rstrip("\ufffd"))
+            owners.append(next((p.call.id for p in parsed if p.start <= start < p.end), None))
         if ids[-1] in self.stop_ids and len(owners) > 1:
             owners[-1] = owners[-2]  # ending the turn belongs to what was written last
         segments: list[Segment] = []

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentcore.errors import PolicyError
+from agentcore.errors import ContextOverflowError, PolicyError
 from agentcore.policies.kvcache import Slot, SlotCache, SlotKey, common_prefix
-from agentcore.policies.models import DEFAULT_MODEL, LoadedModel, ModelIdentity, load_model
+from agentcore.policies.lora import ANY, activate, put_adapter, read_adapter_config
+from agentcore.policies.merging import FoldedAdapter
+from agentcore.policies.models import DEFAULT_MODEL, LoadedModel, ModelIdentity, load_model, same_model
+from agentcore.policies.sampling import draw, uniforms
 
 _SHARED = "(shared prefix)"
 _MIN_SHARED = 16
@@ -50,14 +53,23 @@ class GenerationResult:
 class Engine:
     """A model, its tokeniser, its adapters and their versions. Thread-safe: one batch at a time."""
 
-    def __init__(self, loaded: LoadedModel, *, cache_tokens: int = 48_000) -> None:
+    def __init__(self, loaded: LoadedModel, *, cache_tokens: int = 48_000, fold: bool | None = None) -> None:
+        """Args:
+        cache_tokens: bound of the keys and values kept between turns.
+        fold: fold the adapter into the weights while sampling (costs a copy of the adapted weights in memory); None
+            does so on a CPU for models below a billion parameters.
+        """
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
         self.identity: ModelIdentity = loaded.identity
         self.versions: dict[str, int] = {}
         self.lock = threading.RLock()
+        self._in_use: str | None = ANY
         self.stop_ids = self._stop_ids()
         self._slots = SlotCache(cache_tokens)
+        small = sum(p.numel() for p in self.model.parameters()) < 1_000_000_000
+        self._fold = (self.model.device.type == "cpu" and small) if fold is None else fold
+        self._folded = FoldedAdapter()
         self._pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else min(self.stop_ids)
 
     @classmethod
@@ -68,8 +80,7 @@ class Engine:
     def _stop_ids(self) -> frozenset[int]:
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         ids = configured if isinstance(configured, list) else [configured]
-        ids.append(self.tokenizer.eos_token_id)
-        stop = frozenset(i for i in ids if i is not None)
+        stop = frozenset(i for i in (*ids, self.tokenizer.eos_token_id) if i is not None)
         if not stop:
             raise PolicyError(f"Model {self.identity.name!r} has no end-of-turn token; sampling would never stop.")
         return stop
@@ -82,30 +93,23 @@ class Engine:
         Raises:
             PolicyError: if the folder holds no adapter, or one made for another base model.
         """
-        from peft import PeftConfig, PeftModel
-
         folder = Path(folder)
-        if not (folder / "adapter_config.json").is_file():
-            raise PolicyError(f"{folder} holds no adapter (no adapter_config.json). Name a folder saved by training.")
-        config = PeftConfig.from_pretrained(str(folder))
+        config = read_adapter_config(folder)
         base = config.base_model_name_or_path
-        if base and base != self.identity.name:
+        if base and not same_model(base, self.identity.name):
             raise PolicyError(
                 f"The adapter in {folder} was trained on {base!r}, but the loaded model is {self.identity.name!r}. "
                 f"Load it with --model {base}, or name another adapter."
             )
         with self.lock:
+            self._folded.restore()
             try:
-                if hasattr(self.model, "peft_config"):
-                    if name in self.model.peft_config:
-                        self.model.delete_adapter(name)
-                    self.model.load_adapter(str(folder), adapter_name=name)
-                else:
-                    self.model = PeftModel.from_pretrained(self.model, str(folder), adapter_name=name)
-            except (RuntimeError, ValueError) as error:
-                raise PolicyError(
-                    f"The adapter in {folder} does not fit {self.identity.name!r}: {str(error).splitlines()[0][:200]}"
-                ) from error
+                self.model = put_adapter(self.model, name, folder, config)
+            except Exception as error:  # peft, safetensors and torch each have errors of their own
+                self.versions.pop(name, None)
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+                raise PolicyError(f"The adapter in {folder} does not fit {self.identity.name!r}: {reason}") from error
+            self.model.peft_config[name].base_model_name_or_path = self.identity.name
             self.model.eval()
             self.bump(name)
 
@@ -117,33 +121,66 @@ class Engine:
 
     @contextlib.contextmanager
     def using(self, adapter: str | None) -> Iterator[Any]:
-        """The model with ``adapter`` active (None: the base model). Holds the lock."""
+        """The model with ``adapter`` active and unmerged (None: the base model). Holds the lock."""
         with self.lock:
-            if adapter is None:
-                if hasattr(self.model, "disable_adapter"):
-                    with self.model.disable_adapter():
-                        yield self.model
-                else:
-                    yield self.model
-                return
-            if adapter not in self.versions:
+            if adapter is not None and adapter not in self.versions:
                 raise PolicyError(
                     f"No adapter {adapter!r} is loaded (loaded: {', '.join(sorted(self.versions)) or 'none'}). "
                     "Load it with Engine.load_adapter, or create it for training."
                 )
-            self.model.set_adapter(adapter)
+            self._folded.restore()
+            before, self._in_use = self._in_use, adapter
+            activate(self.model, adapter)
+            try:
+                yield self.model
+            finally:
+                self._in_use = before
+                if before != ANY or adapter is None:
+                    activate(self.model, before)
+
+    @contextlib.contextmanager
+    def _sampling(self, adapter: str | None) -> Iterator[Any]:
+        """As :meth:`using`, with the adapter folded in where that is faster; it stays so until it is used otherwise."""
+        with self.lock:
+            version = self.versions.get(adapter, 0) if adapter is not None else 0
+            # inside a using(), whose weights must stay as they are, nothing is folded
+            if not self._fold or adapter is None or not version or self._in_use != ANY:
+                with self.using(adapter) as model:
+                    yield model
+                return
+            if not self._folded.holds(adapter, version):
+                with self.using(adapter) as model:
+                    self._folded.fold(model, adapter, version)
             yield self.model
 
     # -- sampling -------------------------------------------------------------------------------------------
 
+    def check(self, request: GenerationRequest) -> None:
+        """Refuse a request that can't be served.
+
+        Raises:
+            ContextOverflowError: if prompt and reply don't fit the model's context.
+            PolicyError: if the prompt is empty.
+        """
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit and len(request.prompt_ids) + request.max_new_tokens > limit:
+            raise ContextOverflowError(
+                f"A prompt of {len(request.prompt_ids)} tokens plus {request.max_new_tokens} new ones exceeds the "
+                f"model's context of {limit}. Lower the context budget of the agent."
+            )
+        if not request.prompt_ids:
+            raise PolicyError("The prompt is empty; give at least one message.")
+
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         """Sample a reply for each request. Rows of different adapters are sampled one adapter after another."""
+        for request in requests:
+            self.check(request)
         results: dict[int, GenerationResult] = {}
         by_adapter: dict[str | None, list[int]] = {}
         for i, request in enumerate(requests):
             by_adapter.setdefault(request.adapter, []).append(i)
         for adapter, rows in by_adapter.items():
-            with self.using(adapter) as model:
+            with self._sampling(adapter) as model:
                 version = self.versions.get(adapter, 0) if adapter is not None else 0
                 batch = [requests[i] for i in rows]
                 for i, result in zip(rows, self._sample(model, batch, version), strict=True):
@@ -154,25 +191,18 @@ class Engine:
         import torch
 
         adapter = batch[0].adapter
-        limit = getattr(model.config, "max_position_embeddings", None)
-        for r in batch:
-            if limit and len(r.prompt_ids) + r.max_new_tokens > limit:
-                raise PolicyError(
-                    f"A prompt of {len(r.prompt_ids)} tokens plus {r.max_new_tokens} new ones exceeds the model's "
-                    f"context of {limit}. Lower the context budget of the agent."
-                )
         with torch.inference_mode():
             cached = [self._cached(model, r, adapter, version, batch) for r in batch]
             cache, mask, positions, logits = self._prefill(model, batch, cached)
             device = logits.device
             longest = max(r.max_new_tokens for r in batch)
-            uniforms = torch.stack([_uniforms(r.key, longest) for r in batch]).to(device)
+            uniforms = torch.stack([uniforms(r.key, longest) for r in batch]).to(device)
             temperature = torch.tensor([r.temperature for r in batch], device=device, dtype=torch.float32)
             ids: list[list[int]] = [[] for _ in batch]
             logprobs: list[list[float]] = [[] for _ in batch]
             done = [False] * len(batch)
             for t in range(longest):
-                token, logprob = _draw(logits.float(), temperature, uniforms[:, t])
+                token, logprob = draw(logits.float(), temperature, uniforms[:, t])
                 for row, (tok, lp) in enumerate(zip(token.tolist(), logprob.tolist(), strict=True)):
                     if not done[row]:
                         ids[row].append(tok)
@@ -298,33 +328,6 @@ class Engine:
                 continue
             covered = (*request.prompt_ids, *ids[b][:-1])
             columns = mask[b].nonzero().squeeze(1)[: len(covered)]
-            kv = torch.stack(
-                [torch.stack([la.keys[b][:, columns], la.values[b][:, columns]]) for la in cache.layers]
-            )
+            kv = torch.stack([torch.stack([la.keys[b][:, columns], la.values[b][:, columns]]) for la in cache.layers])
             key: SlotKey = (request.episode, adapter, version)
             self._slots.put(key, Slot(covered[: kv.shape[3]], kv))
-
-
-def _uniforms(key: int, count: int) -> Any:
-    """``count`` uniform numbers in [0, 1) that depend on ``key`` alone, float64."""
-    import torch
-
-    generator = torch.Generator().manual_seed(key % (1 << 63))
-    return torch.rand(count, generator=generator, dtype=torch.float64)
-
-
-def _draw(logits: Any, temperature: Any, uniform: Any) -> tuple[Any, Any]:
-    """Inverse-CDF sampling: logits [B, V], temperature [B], uniform [B] -> token [B], log-probability [B].
-
-    A greedy row (temperature 0) takes the most likely token; its log-probability is that at temperature 1.
-    """
-    import torch
-
-    greedy = temperature <= 0
-    scaled = logits / torch.where(greedy, torch.ones_like(temperature), temperature)[:, None]
-    logp = torch.log_softmax(scaled, dim=-1)
-    cdf = logp.double().exp().cumsum(-1)
-    threshold = (uniform * cdf[:, -1])[:, None]
-    token = torch.searchsorted(cdf, threshold, right=True).squeeze(1).clamp_max(logits.shape[-1] - 1)
-    token = torch.where(greedy, logp.argmax(-1), token)
-    return token, logp.gather(1, token[:, None]).squeeze(1)

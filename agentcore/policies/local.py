@@ -1,33 +1,33 @@
 """A LangChain chat model over transformers and peft, made to be trained.
 
-``LocalChatModel`` can be used in any LangGraph node. The exact sampled token ids, their log-probabilities, the adapter and its
-version go to the recorder by run id; the message carries only a ``rollout_id``.
+``LocalChatModel`` can be used in any LangGraph node. The exact sampled token ids, their log-probabilities, the adapter
+and its version go to the recorder by run id; the message carries only a ``rollout_id``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 from uuid import UUID, uuid4
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
-from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr
 
+from agentcore.assembly import CALL_ORDER, to_openai
 from agentcore.environment import Json, ToolCall
 from agentcore.keys import derive_key
 from agentcore.policies.batcher import Batcher
 from agentcore.policies.codec import ChatCodec
 from agentcore.policies.engine import Engine, GenerationRequest, GenerationResult
 from agentcore.policies.models import DEFAULT_MODEL
-from agentcore.policies.sink import TokenSink
+from agentcore.policies.sink import RepeatCounter, TokenSink
 from agentcore.trace import Step, Tokens
 
 EPISODE_KEY = "agentcore_key"
@@ -57,14 +57,15 @@ class LocalChatModel(BaseChatModel):
         self._batcher = Batcher(self.engine)
 
     @classmethod
-    def load(cls, name: str = DEFAULT_MODEL, *, dtype: str = "float32", device: str = "auto", **options: Any) -> Any:
+    def load(cls, name: str = DEFAULT_MODEL, *, dtype: str = "float32", device: str = "auto", **options: Any) -> Self:
         """Load a model by name or folder and make a policy of it; ``options`` are the fields above."""
         return cls(engine=Engine.load(name, dtype=dtype, device=device), **options)
 
     def with_options(self, **options: Any) -> LocalChatModel:
         """The same engine, batches and rollout memory with other options, e.g. ``temperature=0.0``."""
         copy = self.model_copy(update=options)
-        copy._codec, copy._batcher = self._codec, self._batcher
+        if copy.tool_format != self.tool_format:
+            copy._codec = ChatCodec(self.engine.tokenizer, self.engine.stop_ids, copy.tool_format)
         return copy
 
     @property
@@ -128,10 +129,12 @@ class LocalChatModel(BaseChatModel):
         prompt_ids = self._codec.prompt_ids(listed, tools, rollouts)
         metadata = (getattr(run_manager, "metadata", None) or {}) if run_manager else {}
         place = (metadata.get("langgraph_step"), metadata.get("langgraph_node"), metadata.get("langgraph_path"))
+        key = derive_key(metadata.get(EPISODE_KEY, self.seed), repr(place), prompt_ids)
+        repeat = _repeat(run_manager)
         request = GenerationRequest(
             prompt_ids=prompt_ids,
-            # the prompt is part of the key: two calls of one node run draw differently unless they are the same call
-            key=derive_key(metadata.get(EPISODE_KEY, self.seed), repr(place), prompt_ids),
+            # asked the same again (several samples in one node, a retry), it draws anew
+            key=derive_key(key, repeat) if repeat else key,
             max_new_tokens=int(kwargs.get("max_tokens", self.max_tokens)),
             temperature=float(kwargs.get("temperature", self.temperature)),
             adapter=self.adapter,
@@ -166,7 +169,7 @@ class LocalChatModel(BaseChatModel):
             if isinstance(handler, TokenSink):
                 handler.on_tokens(run_id, tokens, calls, self)
         message = to_message(text, calls)
-        message.response_metadata = {"rollout_id": run_id.hex, "model_name": self.engine.identity.name}
+        message.response_metadata |= {"rollout_id": run_id.hex, "model_name": self.engine.identity.name}
         message.usage_metadata = {
             "input_tokens": len(request.prompt_ids),
             "output_tokens": len(result.ids),
@@ -194,16 +197,20 @@ class LocalChatModel(BaseChatModel):
         )
 
 
-def to_openai(messages: Sequence[BaseMessage]) -> list[Json]:
-    """LangChain messages as OpenAI ones."""
-    converted: list[Json] = convert_to_openai_messages(list(messages))
-    return converted
+def _repeat(run_manager: Any) -> int:
+    """How many calls like this one its node has already made, as far as a recorder knows."""
+    counters = [h for h in getattr(run_manager, "handlers", []) if isinstance(h, RepeatCounter)]
+    return max((h.repeat_of(run_manager.run_id) for h in counters), default=0)
 
 
 def to_message(text: str, calls: Sequence[ToolCall]) -> AIMessage:
     """An assistant message; a call that can't be run is an ``invalid_tool_call``, never dropped."""
+    good = [c.id for c in calls if c.error is None]
+    # LangChain keeps the two kinds apart; their order is what an environment applies them in
+    mixed = bool(good) and len(good) < len(calls)
     return AIMessage(
         content=text,
+        response_metadata={CALL_ORDER: [c.id for c in calls]} if mixed else {},
         tool_calls=[tool_call(name=c.name, args=c.args, id=c.id) for c in calls if c.error is None],
         invalid_tool_calls=[
             invalid_tool_call(name=c.name, args=c.raw, id=c.id, error=c.error) for c in calls if c.error is not None

@@ -81,22 +81,67 @@ def load_model(name: str = DEFAULT_MODEL, *, dtype: str = "float32", device: str
         raise PolicyError(
             f"Loading a model needs {error.name}, which is not installed. Run: pip install 'agentcore-rl[train]'"
         ) from error
-    folder = _resolve(name)
+    precision = getattr(torch, dtype, None)
+    if not isinstance(precision, torch.dtype):
+        raise PolicyError(f"Unknown dtype {dtype!r}; use float32, bfloat16 or float16.")
+    source = _resolve(name)
+    offline = not Path(source).is_dir() and not _hub_reachable()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:300]
-        raise PolicyError(
-            f"Unknown model {name!r}: it is neither the default ({DEFAULT_MODEL}), nor a local folder with a model, "
-            f"nor a Hugging Face model that can be reached ({reason})."
-        ) from error
-    if not getattr(tokenizer, "chat_template", None):
-        raise PolicyError(f"Model {name!r} has no chat template. Use an instruction-tuned model.")
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
+        if not getattr(tokenizer, "chat_template", None):
+            raise PolicyError(f"Model {name!r} has no chat template. Use an instruction-tuned model.")
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=precision, local_files_only=offline)
+    except PolicyError:
+        raise
+    except Exception as error:  # of the hub, safetensors, tokenizers, transformers: they have no common base
+        raise PolicyError(_unknown(name, offline, error)) from error
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device).eval()
-    return LoadedModel(model, tokenizer, _identity(name, Path(folder), model))
+    try:
+        model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise PolicyError(f"Model {name!r} can't be put on {device!r}: {str(error).splitlines()[0][:200]}") from error
+    identity = _identity(canonical_name(name), source, model)
+    model.name_or_path = identity.name  # what peft notes as an adapter's base: a name that can be given again
+    return LoadedModel(model, tokenizer, identity)
+
+
+def canonical_name(name: str) -> str:
+    """One name for one model: the default's in lower case, a folder's in full."""
+    if name.lower() == DEFAULT_MODEL:
+        return DEFAULT_MODEL
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
+def same_model(a: str, b: str) -> bool:
+    """Whether two names mean the same model."""
+    return canonical_name(a) == canonical_name(b)
+
+
+def _hub_reachable() -> bool:
+    """Whether the hub answers soon; its own client would try for a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=3)
+    except Exception:  # no network, no such host, a proxy that refuses
+        return False
+    return True
+
+
+def _unknown(name: str, offline: bool, error: Exception) -> str:
+    """One sentence on why ``name`` could not be loaded."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    if Path(name).is_dir():
+        return f"The folder {name!r} holds no model that can be read ({reason}). Name one with config and weights."
+    if offline:
+        reason = "the hub can't be reached, and its local cache does not hold it"
+    return (
+        f"Unknown model {name!r}: it is neither the default ({DEFAULT_MODEL}), nor a local folder with a model, "
+        f"nor a Hugging Face model that can be loaded ({reason})."
+    )
 
 
 def _resolve(name: str) -> str:
@@ -127,7 +172,8 @@ def _convert(gguf: Path, target: Path) -> None:
     # a model read from GGUF counts as quantised and refuses to be saved: copy its weights into a plain one
     if hasattr(source.config, "quantization_config"):
         del source.config.quantization_config
-    plain = AutoModelForCausalLM.from_config(source.config, dtype=torch.float32)
+    make: Any = AutoModelForCausalLM
+    plain = make.from_config(source.config, dtype=torch.float32)
     plain.load_state_dict(source.state_dict())
     plain.generation_config = source.generation_config
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -136,16 +182,16 @@ def _convert(gguf: Path, target: Path) -> None:
     tokenizer.save_pretrained(partial)
     try:
         partial.rename(target)
-    except OSError:  # another process was faster; its copy is as good
+    except OSError:
         shutil.rmtree(partial, ignore_errors=True)
+        if not target.is_dir():  # else another process was faster; its copy is as good
+            raise
 
 
-def _identity(name: str, folder: Path, model: Any) -> ModelIdentity:
+def _identity(name: str, source: str, model: Any) -> ModelIdentity:
     revision = getattr(model.config, "_commit_hash", None) or "local"
-    if folder.is_dir():
-        files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
-    else:
-        files = []
+    folder = _weights_folder(source)
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin")) if folder is not None else []
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -155,3 +201,13 @@ def _identity(name: str, folder: Path, model: Any) -> ModelIdentity:
             handle.seek(max(0, size - (1 << 20)))
             digest.update(handle.read(1 << 20))
     return ModelIdentity(name, revision, digest.hexdigest() if files else "unknown")
+
+
+def _weights_folder(source: str) -> Path | None:
+    """The folder that a model's files were read from: itself, or where the hub's cache keeps them."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(source, "config.json")
+    return Path(config).parent if isinstance(config, str) else None

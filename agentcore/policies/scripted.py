@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -13,7 +14,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from agentcore.environment import Action, Environment, HasOracle, Task
-from agentcore.errors import SpecError
+from agentcore.errors import PolicyError, SpecError
 from agentcore.keys import derive_key
 from agentcore.policies.local import EPISODE_ID, to_message
 from agentcore.policies.toolformat import FORMATS
@@ -42,7 +43,7 @@ class ScriptedChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         metadata = (run_manager.metadata or {}) if run_manager is not None else {}
-        return ChatResult(generations=[ChatGeneration(message=self.script(messages, metadata))])
+        return self._reply(messages, metadata)
 
     async def _agenerate(
         self,
@@ -52,14 +53,19 @@ class ScriptedChatModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         metadata = (run_manager.metadata or {}) if run_manager is not None else {}
-        return ChatResult(generations=[ChatGeneration(message=self.script(messages, metadata))])
+        return self._reply(messages, metadata)
+
+    def _reply(self, messages: Sequence[BaseMessage], metadata: Mapping[str, Any]) -> ChatResult:
+        # a copy: LangChain gives the message an id of this call, and a script may reply the same object twice
+        message = self.script(messages, metadata).model_copy()
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def expert_actions(environment: Environment, task: Task, episode_key: int) -> list[Action]:
     """What the environment's oracle does in one episode, played through beforehand.
 
-    The graph's episode with the same key then sees the same transitions, so the actions can be replayed by a policy that
-    never sees the hidden state.
+    The graph's episode with the same key then sees the same transitions, so the actions can be replayed by a policy
+    that never sees the hidden state.
     """
     if not isinstance(environment, HasOracle):
         raise SpecError(f"Environment {environment.spec.name!r} has no oracle; bring expert traces of your own.")
@@ -86,20 +92,20 @@ class ExpertPolicy(ScriptedChatModel):
     def _generate(self, messages: list[BaseMessage], *args: Any, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         return self._next(run_manager)
 
-    async def _agenerate(self, messages: list[BaseMessage], *args: Any, run_manager: Any = None, **kw: Any) -> ChatResult:
+    async def _agenerate(
+        self, messages: list[BaseMessage], *args: Any, run_manager: Any = None, **kw: Any
+    ) -> ChatResult:
         return self._next(run_manager)
 
     def _next(self, run_manager: Any) -> ChatResult:
         episode = str((run_manager.metadata or {}).get(EPISODE_ID))
+        if not self.plans.get(episode):
+            raise PolicyError(
+                f"The expert has nothing (more) to do in episode {episode!r}; call prepare() for it, with the key and "
+                "the environment that it is run with."
+            )
         action = self.plans[episode].pop(0)
         write = FORMATS[self.tool_format].write
         text = "\n".join([action.text, *(write(c.name, c.args) for c in action.calls)]).strip()
-        calls = action.calls if len(action.calls) == 1 else action.calls
-        message = to_message(text, [_renamed(c, f"{run_manager.run_id.hex[:12]}-{i}") for i, c in enumerate(calls)])
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _renamed(call: Any, call_id: str) -> Any:
-    from dataclasses import replace
-
-    return replace(call, id=f"call-{call_id}")
+        calls = [replace(c, id=f"call-{run_manager.run_id.hex[:12]}-{i}") for i, c in enumerate(action.calls)]
+        return ChatResult(generations=[ChatGeneration(message=to_message(text, calls))])

@@ -16,3 +16,12 @@ class TokenSink(Protocol):
     def on_tokens(self, run_id: UUID, tokens: Tokens, calls: tuple[ToolCall, ...], policy: Any) -> None:
         """``calls`` are all calls of the reply, unreadable ones included; ``policy`` is the chat model."""
         ...
+
+
+@runtime_checkable
+class RepeatCounter(Protocol):
+    """A callback handler that knows how often a node has asked the same."""
+
+    def repeat_of(self, run_id: UUID) -> int:
+        """How many earlier calls of the same node, in any of its attempts, had the same prompt."""
+        ...

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentcore.environment import Json, ToolCall
+
+_LONGEST_CALL = 20_000
+"""Characters after which a call that has not been closed is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,15 @@ class CompactFormat:
         return "\n".join(lines)
 
     def write(self, name: str, args: Mapping[str, Any]) -> str:
-        return f"{name}({', '.join(f'{k}={_literal(v)}' for k, v in args.items())})"
+        parts = [f"{k}={_literal(v)}" for k, v in args.items() if _is_plain(k)]
+        odd = {k: v for k, v in args.items() if not _is_plain(k)}
+        return f"{name}({', '.join([*parts, f'**{odd!r}'] if odd else parts)})"
 
     def parse(self, text: str, tools: Sequence[Json], call_prefix: str) -> list[ParsedCall]:
         by_name = {_function(t)["name"]: t for t in tools}
         known = "|".join(re.escape(n) for n in sorted(by_name, key=len, reverse=True))
-        # a known tool's name anywhere, or a line that is nothing but a call of something
-        pattern = re.compile((rf"\b(?:{known})\(|" if known else "") + r"^[ \t]*[A-Za-z_]\w*\(", re.MULTILINE)
+        # a known tool's name anywhere, or a line that starts like a call of something
+        pattern = re.compile((rf"(?<![\w-])(?:{known})\(|" if known else "") + r"^[ \t]*[A-Za-z_]\w*\(", re.MULTILINE)
         found: list[ParsedCall] = []
         position = 0
         while (match := pattern.search(text, position)) is not None:
@@ -83,35 +89,63 @@ class CompactFormat:
             raw = text[start : end if end is not None else _line_end(text, start)]
             call = self._read(raw, by_name, f"{call_prefix}-{len(found)}", closed=end is not None)
             found.append(ParsedCall(call, start, start + len(raw)))
-            position = start + max(len(raw), 1)
+            position = start + len(raw)
         return found
 
     @staticmethod
     def _read(raw: str, by_name: Mapping[str, Json], call_id: str, *, closed: bool) -> ToolCall:
-        name = raw.split("(", 1)[0].strip()
+        name = raw.split("(", 1)[0]
         if not closed:
             return ToolCall(call_id, name, error=f"the call of {name} has no closing parenthesis", raw=raw)
+        known = name in by_name
+        parameters = list(_properties(by_name[name])) if known else []
         try:
-            node = ast.parse(raw.strip(), mode="eval").body
-            if not isinstance(node, ast.Call):
-                raise ValueError("not a call")
-            names = list(_properties(by_name[name])) if name in by_name else []
-            if len(node.args) > len(names):
-                raise ValueError("too many arguments" if name in by_name else "unknown tool")
-            args = {names[i]: ast.literal_eval(a) for i, a in enumerate(node.args)}
-            for keyword in node.keywords:
-                if keyword.arg is None:
-                    raise ValueError("** is not allowed")
-                args[keyword.arg] = ast.literal_eval(keyword.value)
-            json.dumps(args)  # only JSON values are arguments
+            args = _storable(_arguments(raw[len(name) :], parameters))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            if name not in by_name:
+            if not known:
                 return ToolCall(call_id, name, error=f"there is no tool {name[:40]!r}", raw=raw)
-            form = f"{name}({', '.join(f'{p}=…' for p in _properties(by_name[name]))})"
+            form = f"{name}({', '.join(f'{p}=…' for p in parameters)})"
             return ToolCall(call_id, name, error=f"the arguments can't be read; write {form}", raw=raw)
-        if name not in by_name:
-            return ToolCall(call_id, name, args, error=f"there is no tool {name[:40]!r}", raw=raw)
-        return ToolCall(call_id, name, args, raw=raw)
+        return ToolCall(call_id, name, args, error=None if known else f"there is no tool {name[:40]!r}", raw=raw)
+
+
+def _arguments(text: str, parameters: Sequence[str]) -> Json:
+    """The arguments written in ``text``, a parenthesis with Python literals; positional ones by ``parameters``.
+
+    Raises:
+        ValueError, SyntaxError, TypeError, RecursionError, MemoryError: if it holds anything else.
+    """
+    node = ast.parse(f"f{text}", mode="eval").body
+    if not isinstance(node, ast.Call):
+        raise ValueError("not a call")
+    if len(node.args) > len(parameters):
+        raise ValueError("too many arguments")
+    pairs = [(parameters[i], ast.literal_eval(a)) for i, a in enumerate(node.args)]
+    for word in node.keywords:
+        value = ast.literal_eval(word.value)
+        if word.arg is not None:
+            pairs.append((word.arg, value))
+        elif isinstance(value, dict):  # how write() gives names that are no identifiers
+            pairs += value.items()
+        else:
+            raise ValueError("** needs an object")
+    args = dict(pairs)
+    if len(args) < len(pairs):
+        raise ValueError("an argument is given twice")
+    return args
+
+
+def _storable(value: Any) -> Any:
+    """The value as plain JSON data.
+
+    Raises:
+        ValueError, TypeError, RecursionError: if it holds what no trace can store: NaN, bytes, a lone surrogate.
+    """
+    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+
+
+def _is_plain(name: str) -> bool:
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "__debug__"
 
 
 def _literal(value: Any) -> str:
@@ -124,7 +158,7 @@ def _literal(value: Any) -> str:
 def _closing(text: str, start: int) -> int | None:
     """Index after the parenthesis that closes the one before ``start``, quotes respected; None if there is none."""
     depth, quote, i = 1, "", start
-    while i < len(text):
+    while i < min(len(text), start + _LONGEST_CALL):
         ch = text[i]
         if quote:
             if ch == "\\":
@@ -164,6 +198,8 @@ class HermesFormat:
 
     def write(self, name: str, args: Mapping[str, Any]) -> str:
         body = json.dumps({"name": name, "arguments": dict(args)}, ensure_ascii=False)
+        if "tool_call>" in body:  # an argument that quotes the tags must not end the block
+            body = body.replace("<", "\\u003c")
         return f"<tool_call>\n{body}\n</tool_call>"
 
     def parse(self, text: str, tools: Sequence[Json], call_prefix: str) -> list[ParsedCall]:
@@ -177,7 +213,7 @@ class HermesFormat:
     @staticmethod
     def _read(body: str, names: set[str], call_id: str) -> ToolCall:
         try:
-            data = json.loads(body)
+            data = _storable(json.loads(body))
         except (ValueError, RecursionError):
             return ToolCall(call_id, "", error="the call is not valid JSON", raw=body)
         if not isinstance(data, dict) or not isinstance(data.get("name"), str):
@@ -185,8 +221,8 @@ class HermesFormat:
         name, args = data["name"], data.get("arguments", {})
         if isinstance(args, str):  # some models write the arguments as a JSON string
             try:
-                args = json.loads(args)
-            except ValueError:
+                args = _storable(json.loads(args))
+            except (ValueError, RecursionError):
                 args = None
         if not isinstance(args, dict):
             return ToolCall(call_id, name, error="arguments must be a JSON object", raw=body)
