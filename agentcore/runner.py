@@ -83,9 +83,9 @@ def rollout(
 ) -> RolloutResult:
     """Run the episodes and record them.
 
-    A rollout that goes wrong is data: the recursion limit gives ``truncated``, an exception in a user's node (or a prompt
-    beyond the model's context) ``failed``, an interrupt that nobody answers ``abandoned``, with what happened in
-    ``Trace.problems``. An error in this project's own code raises.
+    A rollout that goes wrong is data: the recursion limit gives ``truncated``, an exception in a user's node (or a
+    prompt beyond the model's context) ``failed``, an interrupt that nobody answers ``abandoned``, with what happened
+    in ``Trace.problems``. An error in this project's own code raises.
 
     Args:
         graph: any compiled LangGraph graph.
@@ -197,13 +197,21 @@ class _Runner:
         value = self.reward(trace, final)
         components = value if isinstance(value, Mapping) else {"reward": value}
         for component, amount in components.items():
-            if not isinstance(amount, int | float) or not math.isfinite(amount):
-                raise SpecError(
-                    f"The reward function {name!r} gave {component} = {amount!r} for task {trace.task.id!r}; "
-                    "it must return a finite number, or a mapping of component names to finite numbers."
-                )
-            trace = trace.with_reward(Reward(component, float(amount), "trace", trace.id, source=name))
+            trace = trace.with_reward(Reward(component, _number(amount, name, component), "trace", trace.id, name))
         return trace
+
+
+def _number(value: Any, name: str, component: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise SpecError(
+            f"The reward function {name!r} gave {component} = {value!r}; it must return a finite number, or a mapping "
+            "of component names to finite numbers."
+        )
+    return number
 
 
 def _outcome(final: Any, recorder: Recorder) -> Outcome:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentcore.errors import ContextOverflowError, PolicyError
-from agentcore.policies.kvcache import Slot, SlotCache, SlotKey, common_prefix
+from agentcore.policies.kvcache import Slot, SlotCache, SlotKey, common_prefix, keys_and_values, prefill
 from agentcore.policies.lora import ANY, activate, put_adapter, read_adapter_config
 from agentcore.policies.merging import FoldedAdapter
 from agentcore.policies.models import DEFAULT_MODEL, LoadedModel, ModelIdentity, load_model, same_model
@@ -193,16 +193,16 @@ class Engine:
         adapter = batch[0].adapter
         with torch.inference_mode():
             cached = [self._cached(model, r, adapter, version, batch) for r in batch]
-            cache, mask, positions, logits = self._prefill(model, batch, cached)
+            cache, mask, positions, logits = prefill(model, [r.prompt_ids for r in batch], cached, self._pad)
             device = logits.device
             longest = max(r.max_new_tokens for r in batch)
-            uniforms = torch.stack([uniforms(r.key, longest) for r in batch]).to(device)
+            noise = torch.stack([uniforms(r.key, longest) for r in batch]).to(device)
             temperature = torch.tensor([r.temperature for r in batch], device=device, dtype=torch.float32)
             ids: list[list[int]] = [[] for _ in batch]
             logprobs: list[list[float]] = [[] for _ in batch]
             done = [False] * len(batch)
             for t in range(longest):
-                token, logprob = draw(logits.float(), temperature, uniforms[:, t])
+                token, logprob = draw(logits.float(), temperature, noise[:, t])
                 for row, (tok, lp) in enumerate(zip(token.tolist(), logprob.tolist(), strict=True)):
                     if not done[row]:
                         ids[row].append(tok)
@@ -247,69 +247,15 @@ class Engine:
 
     def _share(self, model: Any, adapter: str | None, version: int, batch: list[GenerationRequest]) -> Slot | None:
         """Compute once what all prompts of this batch start with."""
-        import torch
-        from transformers import DynamicCache
-
         first = batch[0].prompt_ids
         length = min(common_prefix(first, r.prompt_ids) for r in batch)
         length = min(length, min(len(r.prompt_ids) for r in batch) - 1)
         if len(batch) < 2 or length < _MIN_SHARED:
             return None
-        cache = DynamicCache()
-        model(input_ids=torch.tensor([first[:length]], device=model.device), cache=cache, logits_to_keep=1)
-        kv = torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers])
-        slot = Slot(tuple(first[:length]), kv)
+        cache, _, _, _ = prefill(model, [first[:length]], [None], self._pad)
+        slot = Slot(tuple(first[:length]), keys_and_values(cache, 0))
         self._slots.put((_SHARED, adapter, version), slot)
         return slot
-
-    def _prefill(
-        self, model: Any, batch: list[GenerationRequest], cached: list[tuple[Slot, int] | None]
-    ) -> tuple[Any, Any, Any, Any]:
-        """Lay out [pad | cached | pad | new] per row and run the new part.
-
-        Returns the cache, the mask [B, columns], the next position [B] and the last logits [B, V].
-        """
-        import torch
-        from transformers import DynamicCache
-
-        device = model.device
-        have = [c[1] if c is not None else 0 for c in cached]
-        new = [r.prompt_ids[h:] for r, h in zip(batch, have, strict=True)]
-        past_n, new_n, rows = max(have), max(len(n) for n in new), len(batch)
-        mask = torch.zeros(rows, past_n + new_n, dtype=torch.long, device=device)
-        ids = torch.full((rows, new_n), self._pad, dtype=torch.long, device=device)
-        positions = torch.zeros(rows, new_n, dtype=torch.long, device=device)
-        for b, (h, n) in enumerate(zip(have, new, strict=True)):
-            mask[b, past_n - h : past_n] = 1
-            mask[b, past_n + new_n - len(n) :] = 1
-            ids[b, new_n - len(n) :] = torch.tensor(n, device=device)
-            positions[b, new_n - len(n) :] = torch.arange(h, h + len(n), device=device)
-        cache = DynamicCache()
-        if past_n:
-            self._load(cache, cached, past_n)
-        out = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            cache=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return cache, mask, positions[:, -1] + 1, out.logits[:, -1]
-
-    @staticmethod
-    def _load(cache: Any, cached: list[tuple[Slot, int] | None], past_n: int) -> None:
-        sample = next(c[0].kv for c in cached if c is not None)
-        layers, _, heads, _, dim = sample.shape
-        for layer in range(layers):
-            keys = sample.new_zeros(len(cached), heads, past_n, dim)
-            values = sample.new_zeros(len(cached), heads, past_n, dim)
-            for b, entry in enumerate(cached):
-                if entry is not None:
-                    slot, n = entry
-                    keys[b, :, past_n - n :] = slot.kv[layer, 0, :, :n]
-                    values[b, :, past_n - n :] = slot.kv[layer, 1, :, :n]
-            cache.update(keys, values, layer)
 
     def _keep(
         self,
@@ -321,13 +267,10 @@ class Engine:
         version: int,
     ) -> None:
         """Store each episode's keys and values: all of the prompt and reply but the last, unread token."""
-        import torch
-
         for b, request in enumerate(batch):
             if request.episode is None:
                 continue
             covered = (*request.prompt_ids, *ids[b][:-1])
-            columns = mask[b].nonzero().squeeze(1)[: len(covered)]
-            kv = torch.stack([torch.stack([la.keys[b][:, columns], la.values[b][:, columns]]) for la in cache.layers])
+            kv = keys_and_values(cache, b, mask[b].nonzero().squeeze(1)[: len(covered)])
             key: SlotKey = (request.episode, adapter, version)
             self._slots.put(key, Slot(covered[: kv.shape[3]], kv))
