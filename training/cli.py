@@ -70,11 +70,7 @@ def _configured(config: Any, options: dict[str, Any]) -> Any:
     settings = replace(config.settings, seed=options["seed"])
     if options["iterations"] is not None:
         settings = replace(settings, rl=replace(settings.rl, iterations=options["iterations"]))
-    if options["estimator"] is not None:
-        from training.credit import ESTIMATORS
-
-        if options["estimator"] not in ESTIMATORS:
-            raise click.BadParameter(f"choose from {', '.join(ESTIMATORS)}", param_hint="--estimator")
+    if _estimator(options["estimator"]) is not None:
         settings = replace(settings, rl=replace(settings.rl, estimator=options["estimator"]))
     if options["sft_steps"] is not None:
         settings = replace(settings, sft=replace(settings.sft, steps=options["sft_steps"]))
@@ -86,6 +82,15 @@ def _configured(config: Any, options: dict[str, Any]) -> Any:
     if options["heldout_tasks"] is not None:
         config = replace(config, heldout_tasks=options["heldout_tasks"])
     return config
+
+
+def _estimator(name: str | None) -> str | None:
+    """The name, if there is such an estimator."""
+    from training.credit import ESTIMATORS
+
+    if name is not None and name not in ESTIMATORS:
+        raise click.BadParameter(f"choose from {', '.join(ESTIMATORS)}", param_hint="--estimator")
+    return name
 
 
 def _start(config: Any, path: Path, resume: bool, quiet: bool, json_: bool) -> None:
@@ -131,12 +136,13 @@ def eval(json_: bool, quiet: bool, **options: Any) -> None:  # noqa: A001 - the 
 
 @click.command()
 @click.argument("run", type=click.Path())
+@click.option("--estimator", default=None, help="Show the credit that another estimator would give.")
 @as_json
-def report(run: str, json_: bool) -> None:
+def report(run: str, estimator: str | None, json_: bool) -> None:
     """Write the HTML report of a run folder (runs/NAME) anew and print where it is."""
     from training.evalcommand import report_of
 
-    result = report_of(run)
+    result = report_of(run, _estimator(estimator))
     if json_:
         emit(result)
         return

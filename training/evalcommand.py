@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from agentcore.environments import make_environment
@@ -64,11 +65,13 @@ def settings_from_json(data: dict[str, Any]) -> TrainSettings:
     )
 
 
-def report_of(run: str) -> dict[str, Any]:
-    """Write a run's report anew."""
+def report_of(run: str, estimator: str | None = None) -> dict[str, Any]:
+    """Write a run's report anew, with the credit of the estimator it was trained with or of another one."""
     folder = open_run(run)
     config = json.loads((folder.path / "config.json").read_text())
     settings = settings_from_json(config.get("settings", config))
+    if estimator is not None:
+        settings = replace(settings, rl=replace(settings.rl, estimator=estimator))
     spec = spec_of(config.get("environment", "assistant"), config.get("level"))
     path = write_report(folder, spec, settings)
     return {"report": str(path), "evaluations": folder.evaluations()}

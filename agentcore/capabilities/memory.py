@@ -134,10 +134,8 @@ def _from_result(statement: Statement, state: AgentView) -> bool:
 
 
 def _matters(statement: Statement, focus: set[str]) -> bool:
-    if statement.subject is None:
-        words = {w.lower() for w in re.findall(r"[A-Za-z]\w{3,}", statement.text)}
-        return bool(words & focus)
-    return statement.subject.lower() in focus
+    """Only a statement that is known to be about something else can wait; what has no subject may be the whole point."""
+    return statement.subject is None or statement.subject.lower() in focus
 
 
 def _subject(fact: Fact | None) -> str:

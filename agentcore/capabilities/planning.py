@@ -17,14 +17,17 @@ _COMBINE = frozenset(["together", "total", "sum", "combined", "altogether"])
 
 
 class PlanningNode:
-    """A plan of "find X" steps, one for each thing the task names, then combine if it asks for a total, then answer.
+    """For a question: "find X" for each thing it names, then combine if it asks for a total, then answer.
 
     Facts fill it in: a step is done when the belief holds a fact about its subject; a fact that leads on ("Lyon sells
-    amber") adds a step; a contradicted fact reopens what was combined from it.
+    amber") adds a step; a contradicted fact reopens what was combined from it. A task that asks nothing has one
+    step, to do it, which is not worth showing.
     """
 
     def __call__(self, state: AgentView) -> AgentUpdate:
         instruction = state["task"]["instruction"]
+        if "?" not in instruction:
+            return {"plan": [_step("act", instruction, False)], "plan_note": ""}
         belief = BeliefState.from_json(state["belief"]) if state.get("belief") else BeliefState()
         old = state.get("plan") or []
         plan = self._gather(instruction, belief)

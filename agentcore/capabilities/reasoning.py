@@ -109,7 +109,7 @@ class ReasoningNode:
         if projection.text and self.history:
             parts.append(projection.text)
         parts += [r["content"] for r in state.get("results", [])] + _news(state)
-        open_steps = [s["text"] for s in state.get("plan", []) if s["status"] == "open"]
+        open_steps = [s["text"] for s in state.get("plan", []) if s["status"] == "open" and s["kind"] != "act"]
         if open_steps:
             parts.append(f"Plan: {', '.join(open_steps)}.")
         return "\n".join(p for p in parts if p)

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from agentcore.environment import Json, ToolCall
@@ -154,16 +155,17 @@ class ChatCodec:
         return self.format.parse(text, tools, call_prefix) if tools else []
 
     def segments(self, ids: Sequence[int], parsed: Sequence[ParsedCall]) -> tuple[Segment, ...]:
-        """Token stretches of text and of each call. A token belongs to the stretch its first character lies in."""
+        """Token stretches of text and of each call. A token belongs to a call if any of its characters does."""
         if not ids:
             return ()
         if not parsed:
             return (Segment("text", 0, len(ids)),)
+        # a character that is not whole yet is shown as U+FFFD; its next token goes on with it
+        edges = [len(self.reply_text(ids[:i]).rstrip("\ufffd")) for i in range(len(ids) + 1)]
         owners: list[str | None] = []
-        for i in range(len(ids)):
-            # a character that is not whole yet is shown as U+FFFD; its next token goes on with it
-            start = len(self.reply_text(ids[:i]).rstrip("\ufffd"))
-            owners.append(next((p.call.id for p in parsed if p.start <= start < p.end), None))
+        for start, end in pairwise(edges):
+            inside = (p.call.id for p in parsed if p.start < max(end, start + 1) and start < p.end)
+            owners.append(next(inside, None))
         if ids[-1] in self.stop_ids and len(owners) > 1:
             owners[-1] = owners[-2]  # ending the turn belongs to what was written last
         segments: list[Segment] = []

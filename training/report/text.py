@@ -55,12 +55,17 @@ def _sign(char: str) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with a fixed count of decimals, a true minus sign, and no ``-0.00``; a dash for None."""
+    """A number with a fixed count of decimals (more for a small one: only zero is ``0.00``) and a true minus sign.
+
+    A dash for None.
+    """
     if value is None:
         return "–"
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if value != 0 and abs(value) < 0.5 * 10**-digits:
+        if abs(value) >= 0.5 * 10 ** -(digits + 2):
+            return f"{value:.1g}".replace("-", "−")
         return f"{value:.1e}".replace("-", "−")
     if abs(value) >= 1e6:
         return f"{value:.3g}".replace("-", "−")
