@@ -13,6 +13,7 @@ from langchain_core.messages.utils import convert_to_openai_messages
 from langgraph.types import Command
 
 from agentcore.environment import Json, ToolCall, ToolResult
+from agentcore.plain import plain
 from agentcore.trace import NodeRun, Step, Tokens
 
 _UUID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
@@ -205,21 +206,6 @@ def _one_to_openai(message: BaseMessage) -> Json:
     except Exception:
         roles = {"human": "user", "ai": "assistant"}
         return {"role": roles.get(message.type, message.type), "content": message.text or str(message.content)}
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON data; what JSON has no form for becomes text."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()  # lone surrogates
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {plain(str(k)): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(v) for v in value]
-    return plain(str(value))
 
 
 def tool_messages(output: Any, depth: int = 3) -> list[ToolMessage]:

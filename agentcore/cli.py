@@ -82,11 +82,11 @@ def doctor(json_: bool) -> None:
 @click.option("--env", "environment", default="assistant", show_default=True, help="Name of the environment.")
 @click.option("--level", default="hard", show_default=True, help="Level of the assistant environment.")
 @click.option("--split", type=click.Choice(["train", "heldout", "adversarial"]), default="heldout", show_default=True)
-@click.option("--tasks", default=1, show_default=True, help="How many tasks to run.")
+@click.option("--tasks", default=1, show_default=True, type=click.IntRange(1), help="How many tasks to run.")
 @click.option("--model", default=None, help="Model name or folder; the bundled one by default.")
 @click.option("--adapter", type=click.Path(), default=None, help="Folder of a trained adapter.")
 @click.option("--policy", type=click.Choice(["local", "oracle"]), default="local", show_default=True)
-@click.option("--temperature", default=0.0, show_default=True)
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0.0), help="0 is greedy.")
 @click.option("--without", multiple=True, help="Switch a capability off (may be repeated).")
 @click.option("--out", type=click.Path(), default=None, help="Append the traces to this file.")
 @click.option("--seed", default=0, show_default=True)
@@ -113,12 +113,14 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
+        if "--json" in sys.argv:
+            emit({"error": error.format_message(), "kind": type(error).__name__})
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted. What was finished is kept; a training run goes on with --resume.", err=True)
         sys.exit(130)
-    except (AgentCoreError, MemoryStoreError) as error:
+    except (AgentCoreError, MemoryStoreError, OSError) as error:  # an OSError: no space, no permission, no such file
         if "--json" in sys.argv:
             emit({"error": str(error), "kind": type(error).__name__})
         click.echo(f"Error: {error}", err=True)

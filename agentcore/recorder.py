@@ -24,7 +24,6 @@ from agentcore.assembly import (
     NodeSeen,
     calls_of,
     node_runs,
-    plain,
     steps,
     superseded,
     to_openai,
@@ -32,6 +31,7 @@ from agentcore.assembly import (
 )
 from agentcore.environment import Json, Outcome, Task, ToolCall, ToolResult
 from agentcore.events import CONTEXT_EVENT, OBSERVATION_EVENT, REWARD_EVENT
+from agentcore.plain import plain
 from agentcore.trace import Reward, Tokens, Trace
 
 F = TypeVar("F", bound=Callable[..., None])

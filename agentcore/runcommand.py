@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from rich.text import Text
 
 from agentcore.capabilities import CAPABILITIES
 from agentcore.environments import make_environment
+from agentcore.errors import SpecError
 from agentcore.graph import build_agent
 from agentcore.policies.local import LocalChatModel
+from agentcore.policies.lora import read_adapter_config
 from agentcore.policies.models import DEFAULT_MODEL
 from agentcore.policies.scripted import ExpertPolicy
 from agentcore.runner import episodes, rollout
@@ -20,25 +23,14 @@ from agentcore.tracefile import TraceWriter
 from memory import FaissStore
 
 
-def adapter_base(adapter: str | None, model: str | None) -> str:
-    """The model to load: as named, else the one the adapter was trained on, else the default."""
-    if model is not None or adapter is None:
-        return model or DEFAULT_MODEL
-    import json
-
-    config = Path(adapter) / "adapter_config.json"
-    try:
-        return str(json.loads(config.read_text())["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError):
-        return DEFAULT_MODEL  # loading the adapter says what is wrong with the folder
-
-
 def load_policy(model: str | None, adapter: str | None, **options: Any) -> LocalChatModel:
-    """A local policy with an adapter, if one is named."""
-    policy: LocalChatModel = LocalChatModel.load(adapter_base(adapter, model), **options)
-    if adapter is not None:
-        policy.engine.load_adapter("policy", adapter)
-        policy.adapter = "policy"
+    """A local policy, with an adapter if one is named, on ``model``, else the adapter's model, else the default."""
+    if adapter is None:
+        return LocalChatModel.load(model or DEFAULT_MODEL, **options)
+    config = read_adapter_config(Path(adapter))  # a wrong folder is said before a model is loaded
+    policy: LocalChatModel = LocalChatModel.load(model or config.base_model_name_or_path or DEFAULT_MODEL, **options)
+    policy.engine.load_adapter("policy", adapter)
+    policy.adapter = "policy"
     return policy
 
 
@@ -56,9 +48,18 @@ def run_episodes(
     out: str | None,
     seed: int,
 ) -> list[Trace]:
-    """Run ``tasks`` episodes and return their traces."""
+    """Run ``tasks`` episodes and return their traces.
+
+    Raises:
+        SpecError: for an unknown environment, level or capability.
+    """
+    unknown = set(without) - set(CAPABILITIES)
+    if unknown:
+        raise SpecError(f"Unknown capability {min(unknown)!r}; choose from {', '.join(CAPABILITIES)}.")
     env = make_environment(environment, **({"level": level} if environment == "assistant" else {}))
     planned = episodes(env.tasks(split, tasks, seed=seed), seed=seed)
+    # a file that can't be written to is said before the work is done
+    writing = TraceWriter(out) if out is not None else nullcontext()
     actor: Any
     if policy == "oracle":
         actor = ExpertPolicy()
@@ -67,12 +68,8 @@ def run_episodes(
     else:
         actor = load_policy(model, adapter, temperature=temperature, max_tokens=32)
     graph = build_agent(actor, env, capabilities=[c for c in CAPABILITIES if c not in without])
-    traces = rollout(graph, planned, memory=FaissStore(None)).traces
-    if out is not None:
-        with TraceWriter(out) as writer:
-            for trace in traces:
-                writer.write(trace)
-    return traces
+    with writing as writer:
+        return rollout(graph, planned, memory=FaissStore(None), on_trace=writer.write if writer else None).traces
 
 
 def show(trace: Trace) -> None:

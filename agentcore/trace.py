@@ -18,8 +18,8 @@ SCHEMA_VERSION = 1
 RewardTarget = Literal["call", "step", "node_run", "trace"]
 SegmentKind = Literal["reasoning", "text", "call"]
 
-_FINITE: ConfigDict = {"allow_inf_nan": False}
-"""Read from a file, a number that is not finite makes the trace invalid."""
+_FINITE: ConfigDict = {"allow_inf_nan": False, "ser_json_inf_nan": "constants"}
+"""A number that is not finite makes a trace invalid: it is neither read from a file nor written to one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One episode: node runs and steps as a DAG, every reward component, the outcome and the manifest."""
+
+    __pydantic_config__ = _FINITE
 
     id: str
     task: Task

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +18,13 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from agentcore.errors import TraceFormatError
+from agentcore.plain import plain
 from agentcore.trace import SCHEMA_VERSION, Trace
 
 TRACE_ADAPTER: TypeAdapter[Trace] = TypeAdapter(Trace)
 _HEADER = b'{"type": "header"'
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that may be half a character, which no text can hold."""
 
 
 class TraceWriter:
@@ -125,7 +129,8 @@ class TraceReader:
 def _json(line: bytes) -> Any:
     """The JSON value of a line; None if it is not one, or holds a number that is not finite."""
     try:
-        return json.loads(line, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(line, parse_float=_finite, parse_constant=_finite)
+        return plain(value) if _SURROGATE.search(line) else value
     except (ValueError, RecursionError):
         return None
 

@@ -3,10 +3,10 @@
     python benchmarks/belief.py                                 the synthetic streams (seconds)
     python benchmarks/belief.py --locomo locomo10.json --json belief.json
 
-LoCoMo (https://github.com/snap-research/locomo, CC BY-NC 4.0, not part of this project) has ten long conversations with
-questions whose evidence is marked turn by turn. Every turn becomes a note of a belief; a question's evidence counts only
-where the turn's full text stands in the belief that is rendered for the question. Weights were tuned on conversations 0
-to 4; 5 to 9 are reported. The unanswerable questions (category 5) and those without evidence are left out.
+LoCoMo (https://github.com/snap-research/locomo, CC BY-NC 4.0, not part of this project) has ten long conversations
+with questions whose evidence is marked turn by turn. Every turn becomes a note of a belief; a piece of evidence counts
+only where the turn's full text stands in the belief that is rendered for the question. Weights were tuned on
+conversations 0 to 4; 5 to 9 are reported. Questions without an answer (category 5) or without evidence are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+# Run as a script, this folder comes first on the path, and its memory.py would hide the package.
+sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
 
 from langchain_core.embeddings import Embeddings
 
@@ -133,9 +136,7 @@ def locomo(
     result: dict[str, Any] = {"conversations": numbers, "questions": sum(len(c.questions) for c in conversations)}
     for method in methods:
         weights, field = METHODS[method]
-        rows = [
-            row for c in conversations for row in recalls(c, remember(c, embedder, weights, field), count_tokens)
-        ]
+        rows = [row for c in conversations for row in recalls(c, remember(c, embedder, weights, field), count_tokens)]
         means = {str(b): statistics.mean(row[1][place] for row in rows) for place, b in enumerate(BUDGETS)}
         categories = sorted({row[0] for row in rows})
         result[method] = {

@@ -6,7 +6,8 @@ For each seed: warm start on a fixed set of easy expert traces until the validat
 * control: the same wall-clock spent on more supervised training on the same easy traces, from the same warm start.
 
 Both pick their adapter by success on the same validation tasks, and are compared on the same held-out tasks, which
-are harder than the traces. `rl_minus_control` is the paired difference in success with a 95 % bootstrap interval over tasks.
+are harder than the traces. `rl_minus_control` is the paired difference in success with a 95 % bootstrap interval over
+tasks.
 
     python benchmarks/quickstart.py --seeds 0 1 2 --json quickstart.json
 """
@@ -27,11 +28,11 @@ from agentcore.tracefile import read_traces
 from memory import FaissStore
 from training.adapters import create_adapter, save_adapter
 from training.evaluate import Evaluation, paired_difference
+from training.loop import ADAPTER, Job, load_weights, reinforce, run_evaluation
 from training.manifest import build_manifest
 from training.progress import Reporter
 from training.quickstart import QuickstartConfig
 from training.runfolder import RunFolder
-from training.train import ADAPTER, Job, load_weights, reinforce, run_evaluation
 from training.update import Updater
 from training.warmstart import Demonstrations, demonstrations, warm_start, write_expert_traces
 

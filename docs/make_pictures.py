@@ -15,10 +15,17 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars"
-).split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+]
 
 
 def heat_map_only(page: str) -> str:
@@ -37,7 +44,14 @@ def screenshot(html: str, target: Path, width: int, height: int) -> None:
         page = Path(folder) / "page.html"
         page.write_text(html, encoding="utf-8")
         window = f"--window-size={width},{height}"
-        command = [browser, *FLAGS, f"--user-data-dir={folder}/profile", window, f"--screenshot={target}", page.as_uri()]
+        command = [
+            browser,
+            *FLAGS,
+            f"--user-data-dir={folder}/profile",
+            window,
+            f"--screenshot={target}",
+            page.as_uri(),
+        ]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 

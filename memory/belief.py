@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
+from memory.belief_json import belief_to_json, fields_from_json
 from memory.errors import BeliefError
 from memory.projection import Projection, project
 from memory.records import (
@@ -25,14 +26,10 @@ from memory.records import (
     Progress,
     Question,
     Statement,
-    evidence_from_json,
-    fact_from_json,
     fact_to_json,
     normal,
 )
 from memory.updating import RuleUpdater
-
-SCHEMA = 1
 
 
 class Updater(Protocol):
@@ -259,58 +256,12 @@ class BeliefState:
 
     def to_json(self) -> Json:
         """A JSON object; :meth:`from_json` gives an equal belief."""
-        return {
-            "schema": SCHEMA,
-            "time": self.time,
-            "revision": self.revision,
-            "counter": self.counter,
-            "facts": [fact_to_json(fact) for fact in self.facts],
-            "hypotheses": [
-                {
-                    "id": guess.id,
-                    "text": guess.text,
-                    "evidence": [[piece.id, piece.time, piece.weight] for piece in guess.evidence],
-                    "since": guess.since,
-                    "until": guess.until,
-                    "verdict": guess.verdict,
-                }
-                for guess in self.hypotheses
-            ],
-            "questions": [
-                {
-                    "id": question.id,
-                    "text": question.text,
-                    "since": question.since,
-                    "until": question.until,
-                    "answer": question.answer,
-                    "evidence_id": question.evidence_id,
-                }
-                for question in self.questions
-            ],
-            "progress": [[entry.key, entry.text, entry.time] for entry in self.progress],
-        }
+        return belief_to_json(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BeliefState:
         """Read what :meth:`to_json` wrote; raises :class:`BeliefError` on anything else."""
-        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
-            found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
-            raise BeliefError(f"Not a belief of schema {SCHEMA} (found {found!r}); pass what to_json() returned.")
-        try:
-            return cls(
-                facts=tuple(fact_from_json(fact) for fact in data["facts"]),
-                hypotheses=tuple(
-                    Hypothesis(**{**guess, "evidence": evidence_from_json(guess["evidence"])})
-                    for guess in data["hypotheses"]
-                ),
-                questions=tuple(Question(**question) for question in data["questions"]),
-                progress=tuple(Progress(str(key), str(text), when) for key, text, when in data["progress"]),
-                time=data["time"],
-                revision=str(data["revision"]),
-                counter=int(data["counter"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise BeliefError(f"A belief record is incomplete or malformed: {error!r}.") from error
+        return cls(**fields_from_json(data))
 
     # -- helpers ------------------------------------------------------------------------------------------------
 

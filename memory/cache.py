@@ -66,7 +66,7 @@ def load(mirror: Mirror, db: Reader, path: Path) -> bool:
             file.seek(len(MAGIC))
             head = json.loads(file.read(int.from_bytes(file.read(4), "little")))
             wanted = {"nonce": nonce, "metric": mirror.metric, "dims": mirror.dims}
-            if {name: head.get(name) for name in wanted} != wanted or mirror.kind not in ("auto", head["kind"]):
+            if {name: head.get(name) for name in wanted} != wanted or not mirror.accepts(head["kind"]):
                 return False
             ids = np.frombuffer(file.read(8 * head["rows"]), "<i8").astype(np.int64)
             counts = np.frombuffer(file.read(4 * head["rows"]), "<i4").astype(np.int64)
@@ -78,9 +78,7 @@ def load(mirror: Mirror, db: Reader, path: Path) -> bool:
     return _restore(mirror, db, index, ids, counts)
 
 
-def _restore(
-    mirror: Mirror, db: Reader, index: VectorIndex, ids: NDArray[np.int64], counts: NDArray[np.int64]
-) -> bool:
+def _restore(mirror: Mirror, db: Reader, index: VectorIndex, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
     # Rows that died while the file was not looked at are not current, whatever the file says.
     live = current_rows(db, Rows.counters(db).generation, until=int(ids[-1]) if len(ids) else 0)
     places = np.searchsorted(ids, live[:, 0])

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from langgraph.store.base import PutOp
 
-from memory.embedding import Vectors
 from memory.engine import Engine
 from memory.errors import BadValueError, StoreConfigError
 from memory.reading import moment
@@ -21,9 +20,6 @@ from memory.rows import Rows
 from memory.schema import LIVE, MINUTE, Reader, Row
 from memory.settings import Settings, read_settings
 from memory.store import FaissStore
-
-ROUNDING = 0.1
-"""An 8-bit vector may differ from the stored floats by this share of their length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +43,17 @@ class Inspection:
 
 
 @contextmanager
-def opened(folder: Path, *, use_cache: bool = True) -> Iterator[tuple[Engine, Settings]]:
-    """The engine of an existing store; no embedder is needed."""
+def opened(folder: Path, *, use_cache: bool = True, vectors: bool = True) -> Iterator[tuple[Engine, Settings]]:
+    """The engine of an existing store, without its vectors if they are not needed; no embedder is needed."""
     if not (folder / "store.db").is_file():
         raise StoreConfigError(f"{folder} holds no store (no store.db). Give the folder that FaissStore was given.")
     engine = Engine(folder)
     try:
         with engine.rows.reader() as db:
             meta = Rows.meta(db)
-        if "dims" not in meta:
-            raise StoreConfigError(f"{folder} was never opened as a store: it has no settings.")
-        settings = read_settings(meta)
-        engine.load(settings.dims, settings.metric, use_cache=use_cache)
+        # Without settings its making was interrupted; it holds nothing yet.
+        settings = read_settings(meta) if "dims" in meta else Settings(0, "none", "cosine", ("$",))
+        engine.load(settings.dims if vectors else 0, settings.metric, use_cache=use_cache)
         yield engine, settings
     finally:
         engine.close(save=False)
@@ -87,8 +82,12 @@ def inspect(folder: Path) -> Inspection:
 
 def verify(folder: Path) -> list[str]:
     """What is wrong with a store, as sentences; empty where the rows are sound and the index agrees with them."""
+    with opened(folder, vectors=False) as (engine, settings), engine.view() as view:
+        problems = _check_rows(view.db, settings)
+    if problems:
+        return problems
     with opened(folder) as (engine, settings), engine.view() as view:
-        return [*_check_rows(view.db, settings), *_check_index(engine, view.db, settings)]
+        return _check_index(engine, view.db, settings)
 
 
 def _check_rows(db: Reader, settings: Settings) -> list[str]:
@@ -136,15 +135,8 @@ def _check_index(engine: Engine, db: Reader, settings: Settings) -> list[str]:
         stored = engine.rows.fetch_vectors(db, ids, settings.dims)
         for row, item in zip(rows.tolist(), ids, strict=True):
             slots = mirror.first.view[row] + np.arange(mirror.count.view[row])
-            wrong += mirror.index is None or not _agree(stored.get(item), mirror.index.vectors(slots))
+            wrong += mirror.index is None or item not in stored or not mirror.index.holds(slots, stored[item])
     return [f"The index holds other vectors than the rows for {wrong} items."] if wrong else []
-
-
-def _agree(stored: Vectors | None, held: Vectors) -> bool:
-    if stored is None or stored.shape != held.shape:
-        return False
-    error = np.linalg.norm(stored - held, axis=1)
-    return bool((error <= ROUNDING * np.linalg.norm(stored, axis=1) + 1e-6).all())
 
 
 def _is_object(text: str) -> bool:
@@ -169,7 +161,7 @@ def compact(folder: Path) -> int:
 
 def export(folder: Path) -> Iterator[dict[str, Any]]:
     """Every current item as a JSON object, oldest first. Vectors are left out: an import embeds anew."""
-    with opened(folder) as (engine, _), engine.view() as view:
+    with opened(folder, vectors=False) as (engine, _), engine.view() as view:
         ids = view.ids(()).tolist()
         for start in range(0, len(ids), 500):
             part = ids[start : start + 500]

@@ -118,9 +118,7 @@ class FilterColumns:
         # Readers of the mirror run together; only one of them may fill a column.
         self._lock = threading.Lock()
 
-    def select(
-        self, ids: NDArray[np.int64], rows: NDArray[np.int64], condition: dict[str, Any]
-    ) -> NDArray[np.int64]:
+    def select(self, ids: NDArray[np.int64], rows: NDArray[np.int64], condition: dict[str, Any]) -> NDArray[np.int64]:
         """Those of ``rows`` (positions in ``ids``) whose values meet every entry of the filter."""
         if not len(rows):
             return rows

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from memory.columns import Grown
 from memory.embedding import Vectors
-from memory.engine import Engine, View
+from memory.engine import Engine
 from memory.lexical import Lexicon, words
+from memory.view import View
 
 Ints = NDArray[np.int64]
 EVERYTHING = 1_000_000

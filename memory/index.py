@@ -33,6 +33,8 @@ MOST_TIES = 4096
 """With more equal scores than this around the last place, every selected vector is scored instead."""
 TRAIN_ROWS = 50_000
 """Sample from which SQ8 learns the range of each dimension."""
+FEW_ROWS = 10_000
+"""A smaller sample is given a margin that covers whatever may follow."""
 
 
 def prepare(vectors: Vectors, metric: Metric) -> Vectors:
@@ -66,15 +68,42 @@ class VectorIndex:
         """Whether :meth:`vectors` gives the stored floats back (SQ8 gives a rounding of them)."""
         return self.kind != "sq8"
 
+    @property
+    def bytes_per_vector(self) -> int:
+        """Bytes that one vector takes (for HNSW with its links: 32 neighbours, twice that on the ground layer)."""
+        return self.dims if self.kind == "sq8" else 4 * self.dims + (4 * 2 * 32 if self.kind == "hnsw" else 0)
+
     def add(self, vectors: Vectors) -> None:
         """Append prepared vectors; the first lands in slot ``len(self)``."""
         if vectors.ndim != 2 or vectors.shape[1] != self.dims:
             raise BadValueError(f"The index holds {self.dims}-dimensional vectors, got shape {vectors.shape}.")
         if not len(vectors):
             return
-        if not self._core.is_trained:
-            self._core.train(_sample(vectors))
+        self.train(vectors)
         self._core.add(np.ascontiguousarray(vectors, np.float32))
+
+    def train(self, sample: Vectors) -> None:
+        """Learn the range of each dimension from a sample, before the first addition (SQ8; the others need none)."""
+        if self._core.is_trained:
+            return
+        sample = sample[:: max(1, len(sample) // TRAIN_ROWS)]
+        if len(sample) < FEW_ROWS:
+            # A few vectors say little about the range of the next ones, and what lies outside is cut off.
+            widest = 1.0 if self.metric == "cosine" else 2 * float(np.abs(sample).max())
+            edge = np.full((1, self.dims), widest, np.float32)
+            sample = np.concatenate([sample, edge, -edge])
+        self._core.train(np.ascontiguousarray(sample, np.float32))
+
+    def holds(self, slots: NDArray[np.int64], vectors: Vectors) -> bool:
+        """Whether these slots hold these prepared vectors, to the bit (SQ8: their codes)."""
+        if self.kind == "sq8":
+            return bool(np.array_equal(self._codes()[slots], self._core.sa_encode(np.ascontiguousarray(vectors))))
+        return bool(np.array_equal(self.vectors(slots), vectors))
+
+    def _codes(self) -> NDArray[np.uint8]:
+        """(len(self), code size) view of FAISS's memory; valid until the next addition."""
+        size, count = self._core.code_size, len(self)
+        return cast("NDArray[np.uint8]", faiss.rev_swig_ptr(self._core.codes.data(), count * size).reshape(count, size))
 
     def vectors(self, slots: NDArray[np.int64]) -> Vectors:
         """float32 ``(len(slots), dims)``: the vectors as the index holds them."""
@@ -82,9 +111,7 @@ class VectorIndex:
         if not len(slots) or not count:
             return np.zeros((0, self.dims), np.float32)
         if self.kind == "sq8":
-            size = self._core.code_size
-            codes = faiss.rev_swig_ptr(self._core.codes.data(), count * size).reshape(count, size)
-            return cast(Vectors, self._core.sa_decode(np.ascontiguousarray(codes[slots])))
+            return cast(Vectors, self._core.sa_decode(np.ascontiguousarray(self._codes()[slots])))
         flat = faiss.downcast_index(self._core.storage) if self.kind == "hnsw" else self._core
         return cast(Vectors, faiss.rev_swig_ptr(flat.get_xb(), count * self.dims).reshape(count, self.dims)[slots])
 
@@ -146,16 +173,13 @@ class VectorIndex:
         holds only rounded ones; SQ8 to SQ8 copies codes and needs none."""
         new = VectorIndex(self.dims, self.metric, kind)
         if kind == self.kind == "sq8" and len(keep):
-            size, count = self._core.code_size, len(self)
-            codes = faiss.rev_swig_ptr(self._core.codes.data(), count * size).reshape(count, size)
-            new._core = faiss.clone_index(_without_vectors(self._core))
+            new._core = _without_vectors(self._core)
             for start in range(0, len(keep), 65_536):
-                new._core.add_sa_codes(np.ascontiguousarray(codes[keep[start : start + 65_536]]))
+                new._core.add_sa_codes(np.ascontiguousarray(self._codes()[keep[start : start + 65_536]]))
             return new
         source = load or self.vectors
         if kind == "sq8" and len(keep):
-            stride = max(1, len(keep) // TRAIN_ROWS)
-            new._core.train(source(keep[::stride]))
+            new.train(source(keep[:: max(1, len(keep) // TRAIN_ROWS)]))
         for start in range(0, len(keep), 65_536):
             new.add(source(keep[start : start + 65_536]))
         return new
@@ -167,7 +191,7 @@ class VectorIndex:
     @classmethod
     def read(cls, read: Callable[[int], bytes], dims: int, metric: Metric, kind: Kind) -> VectorIndex:
         """Read what :meth:`write` wrote. The caller has checked the bytes; an index of another shape is refused."""
-        core = faiss.downcast_index(faiss.read_index(faiss.PyCallbackIOReader(read)))
+        core = faiss.read_index(faiss.PyCallbackIOReader(read))
         fits = type(core) is type(_empty_core(dims, metric, kind)) and core.d == dims
         if not fits or core.metric_type != _faiss_metric(metric):
             raise BadValueError(f"The file holds a {type(core).__name__} of {core.d} dimensions, not {kind} of {dims}.")
@@ -192,7 +216,7 @@ def _faiss_metric(metric: Metric) -> int:
 
 def _empty_core(dims: int, metric: Metric, kind: Kind) -> Any:
     if kind == "flat":
-        return faiss.IndexFlat(dims, _faiss_metric(metric))
+        return faiss.IndexFlatL2(dims) if metric == "l2" else faiss.IndexFlatIP(dims)
     if kind == "hnsw":
         return faiss.IndexHNSWFlat(dims, 32, _faiss_metric(metric))
     core = faiss.IndexScalarQuantizer(dims, faiss.ScalarQuantizer.QT_8bit, _faiss_metric(metric))
@@ -206,7 +230,3 @@ def _without_vectors(core: Any) -> Any:
     empty.sq.trained = core.sq.trained
     empty.is_trained = True
     return empty
-
-
-def _sample(vectors: Vectors) -> Vectors:
-    return np.ascontiguousarray(vectors[:: max(1, len(vectors) // TRAIN_ROWS)], np.float32)

@@ -46,9 +46,13 @@ class ReadWriteLock:
         """Hold the lock alone."""
         with self._condition:
             self._waiting += 1
-            while self._writing or self._readers:
-                self._condition.wait()
-            self._waiting -= 1
+            try:
+                while self._writing or self._readers:
+                    self._condition.wait()
+            finally:
+                # An interrupted wait must not keep readers out for ever.
+                self._waiting -= 1
+                self._condition.notify_all()
             self._writing = True
         try:
             yield

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from memory.columns import FilterColumns, Grown
 from memory.embedding import Vectors
-from memory.index import GATHER_SHARE, Kind, Metric, VectorIndex
+from memory.errors import CorruptStoreError
+from memory.index import FEW_ROWS, GATHER_SHARE, TRAIN_ROWS, Kind, Metric, VectorIndex
 from memory.locks import ReadWriteLock
 from memory.rows import Rows
 from memory.schema import LIVE, Delta, Reader
@@ -113,9 +114,17 @@ class Mirror:
         """Append versions given as (id, namespace, vectors, born, died) rows, reading their vectors."""
         for start in range(0, len(found), chunk):
             part = found[start : start + chunk]
+            if not self.dims:
+                # Opened to look after the rows only.
+                part = [(*row[:2], 0, *row[3:]) for row in part]
             vectors: list[Vectors] = []
-            if self.index is not None or any(row[2] for row in part):
+            if any(row[2] for row in part):
                 stored = self._rows.fetch_vectors(db, [row[0] for row in part if row[2]], self.dims)
+                if lost := [row[0] for row in part if row[2] and len(stored.get(row[0], ())) != row[2]]:
+                    raise CorruptStoreError(
+                        f"{len(lost)} items of {self._rows.path} have lost their vectors (the first has id {lost[0]}). "
+                        "The items are there: 'agentcore memory export' them and import them into a new store."
+                    )
                 vectors = [stored[row[0]] for row in part if row[2]]
             self._append([row[:3] for row in part], np.array([row[3] for row in part], np.int64), vectors)
             ended = [(row[0], row[4]) for row in part if row[4] != LIVE]
@@ -166,9 +175,7 @@ class Mirror:
         known[known] = self.ids.view[places[known]] == wanted[known]
         return places[known], known
 
-    def restore(
-        self, index: VectorIndex, ids: Ints, namespace: Ints, count: Ints, born: Ints, died: Ints
-    ) -> None:
+    def restore(self, index: VectorIndex, ids: Ints, namespace: Ints, count: Ints, born: Ints, died: Ints) -> None:
         """Take over an index and the rows its slots belong to (slots in order of the rows)."""
         self.index = index
         self._fill_rows(ids, namespace, count, born, died)
@@ -190,19 +197,30 @@ class Mirror:
 
     def kind_for(self, vectors: int) -> Kind:
         """The kind of index that holds this many vectors."""
-        if self.kind != "auto":
+        if self.kind in ("flat", "hnsw"):
             return self.kind
-        return "sq8" if vectors > self.sq8_from else "flat"
+        few = self.sq8_from if self.kind == "auto" else min(self.sq8_from, FEW_ROWS)
+        return "sq8" if vectors > few else "flat"
 
-    def expect(self, vectors: int) -> None:
-        """Choose the kind of index for this many vectors before the first of them arrives."""
-        if self.index is None and vectors:
-            self.index = VectorIndex(self.dims, self.metric, self.kind_for(vectors))
+    def accepts(self, kind: Kind) -> bool:
+        """Whether a saved index of that kind can be taken over."""
+        return self.kind in ("auto", kind) or (self.kind == "sq8" and kind == "flat")
+
+    def expect(self, db: Reader, rows: Ints) -> None:
+        """Choose the kind of index for versions (n, 5) that are about to be appended, and train it on all of them."""
+        count = int(rows[:, 2].sum())
+        if self.index is not None or not count or not self.dims:
+            return
+        self.index = VectorIndex(self.dims, self.metric, self.kind_for(count))
+        if self.index.kind == "sq8":
+            holding = rows[rows[:, 2] > 0, 0]
+            sample = holding[:: max(1, len(holding) // TRAIN_ROWS)].tolist()
+            self.index.train(np.concatenate(list(self._rows.fetch_vectors(db, sample, self.dims).values())))
 
     def _index_for(self, vectors: int) -> VectorIndex:
         if self.index is None:
             self.index = VectorIndex(self.dims, self.metric, self.kind_for(vectors))
-        elif self.kind == "auto" and self.index.kind == "flat" and vectors > self.sq8_from:
+        elif self.index.kind == "flat" and self.kind_for(vectors) == "sq8":
             self.index = self.index.rebuilt(np.arange(len(self.index)), "sq8")
         return self.index
 
@@ -217,7 +235,7 @@ class Mirror:
         self._clear()
         if index is not None:
             # What was chosen for this store stays: turning codes back into floats would need the rows.
-            kind = index.kind if self.kind == "auto" and index.kind != "flat" else self.kind_for(len(slots))
+            kind = index.kind if index.kind != "flat" else self.kind_for(len(slots))
             self.index = index.rebuilt(slots, kind)
         self._fill_rows(ids, namespace, count, born, died)
         columns.keep(rows)
@@ -308,6 +326,14 @@ class Mirror:
         ends = np.cumsum(counts)
         within = np.arange(int(ends[-1]) if len(ends) else 0)
         return np.asarray(within + np.repeat(self.first.view[rows] - (ends - counts), counts), np.int64)
+
+    def memory_use(self) -> dict[str, int]:
+        """Bytes of the vectors, of the columns over them (without those of filters), and of both together."""
+        columns = (self.ids, self.namespace, self.born, self.died, self.first, self.count, self.slot_row)
+        numbers = sum(rows.itemsize * len(rows) for rows in self.by_namespace.values())
+        beside = numbers + sum(column.view.nbytes for column in columns)
+        vectors = 0 if self.index is None else self.index.bytes_per_vector * len(self.index)
+        return {"vector_bytes": vectors, "column_bytes": beside, "bytes": vectors + beside}
 
     def tally(self, generation: int, hidden: Collection[int]) -> dict[tuple[str, ...], int]:
         """Number of items per namespace as of a generation, without the ``hidden`` ids."""

@@ -66,9 +66,7 @@ class BatchStore(BaseStore):
 
     supports_ttl = True
 
-    def __init__(
-        self, embedder: Embedder | None, fields: Sequence[str], metric: Metric, ttl: TTLConfig | None
-    ) -> None:
+    def __init__(self, embedder: Embedder | None, fields: Sequence[str], metric: Metric, ttl: TTLConfig | None) -> None:
         self.embedder = embedder
         self.fields = tuple(fields)
         self.metric = metric
@@ -136,9 +134,7 @@ class BatchStore(BaseStore):
                     put.texts.append(place)
         return put
 
-    def _prepared(
-        self, plan: Plan, queries: Vectors, documents: Vectors
-    ) -> tuple[dict[str, Vectors], list[Vectors]]:
+    def _prepared(self, plan: Plan, queries: Vectors, documents: Vectors) -> tuple[dict[str, Vectors], list[Vectors]]:
         by_query = dict(zip(plan.queries, prepare(queries, self.metric), strict=True)) if plan.queries else {}
         return by_query, list(prepare(documents, self.metric)) if plan.texts else []
 

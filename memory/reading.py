@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, Op, Result, SearchItem, SearchOp
 
 from memory.embedding import Vectors
-from memory.engine import View
 from memory.filters import namespace_matches
+from memory.view import View
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

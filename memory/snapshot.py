@@ -26,13 +26,14 @@ from langgraph.store.base import (
 
 from memory.corpus import Fields, Part, Shelf, Source, gather_view, shelf_of
 from memory.embedding import Embedder, Vectors
-from memory.engine import Engine, View
-from memory.errors import BeliefError, ReadOnlyError
+from memory.engine import Engine
+from memory.errors import BadValueError, ReadOnlyError
 from memory.filters import matches
 from memory.index import Metric, similarity
 from memory.ops import BatchStore, Plan, as_write
 from memory.reading import item, list_page, read, search_item
 from memory.schema import MINUTE, Row, Write
+from memory.view import View
 
 
 class Snapshot(BatchStore):
@@ -143,7 +144,7 @@ class Overlay(BatchStore):
         with self._lock:
             count = len(self._log) if mark is None else mark
             if not 0 <= count <= len(self._log):
-                raise BeliefError(f"The overlay has {len(self._log)} writes; it cannot be forked at {mark}.")
+                raise BadValueError(f"The overlay has {len(self._log)} writes; it cannot be forked at {mark}.")
             log = self._log[:count]
         fork = Overlay(self.snapshot)
         with self.snapshot.engine.view(self.snapshot.at) as view:

@@ -69,7 +69,8 @@ class FaissStore(BatchStore):
             ttl: LangGraph's time-to-live configuration (minutes).
             metric: ``cosine`` (default), ``dot`` or ``l2``; kept with the store.
             kind: ``auto`` holds up to ``sq8_from`` vectors as they are and more as 8-bit codes, rescored from the
-                rows; ``flat``, ``sq8`` and ``hnsw`` choose for good.
+                rows; ``sq8`` does so from 10,000 on (it learns its ranges from them); ``flat`` and ``hnsw`` choose
+                for good.
             garbage: Superseded versions that are kept, besides a quarter of the live ones (HNSW: as many as live ones),
                 before they are removed.
             durability: ``full`` survives a power cut, ``normal`` only the death of the process, and is faster.
@@ -176,6 +177,11 @@ class FaissStore(BatchStore):
             self._sweeper = None
 
     # -- care ---------------------------------------------------------------------------------------------------
+
+    def memory_use(self) -> dict[str, int]:
+        """Bytes in memory: of the vectors as FAISS holds them, of the columns beside them, and of both."""
+        with self._engine.mirror.lock.read():
+            return self._engine.mirror.memory_use()
 
     def save_index(self) -> None:
         """Write the index file now (``close`` does it too), so that the next opening is fast."""

@@ -75,6 +75,8 @@ class RuleUpdater:
     def _replace(self, belief: BeliefState, rivals: list[Fact], statement: Statement, time: float) -> BeliefChange:
         old = rivals[-1]
         if self.prefer == "strongest" and statement.kind == "fact":
+            if any(piece.id == statement.evidence_id for piece in old.evidence):
+                return _change("NOOP", old, old, statement, time, ())  # read again, not observed again
             against = Evidence(statement.evidence_id, time, -logit(self.reliability))
             doubted = replace(old, evidence=(*old.evidence, against))
             if sum(piece.weight for piece in doubted.evidence) > 0:

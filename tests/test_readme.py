@@ -20,7 +20,9 @@ def test_there_is_an_example_for_each_use() -> None:
     assert len(BLOCKS) == 3
 
 
-def test_the_graph_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_graph_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(BLOCKS[0], str(README), "exec"), {})
     printed = capsys.readouterr().out

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 
 from agentcore.errors import PolicyError
 from agentcore.policies.engine import Engine
 from agentcore.policies.models import require_space
 from training.config import LoraSettings
+from training.files import partial_of, put_in_place, write_json
 
 
 def create_adapter(engine: Engine, name: str, settings: LoraSettings, seed: int) -> None:
-    """Add a fresh LoRA adapter to the engine's model. The seed is set before the weights are drawn."""
+    """Add a fresh LoRA adapter to the engine's model, in place of one of that name.
+
+    The weights depend on the seed alone; the global random state is left as it was.
+
+    Raises:
+        PolicyError: if the model has no linear layers of the names in ``settings.targets``.
+    """
     count = engine.model.config.num_hidden_layers
     last = settings.last_layers
     config = LoraConfig(
@@ -32,10 +36,12 @@ def create_adapter(engine: Engine, name: str, settings: LoraSettings, seed: int)
         task_type="CAUSAL_LM",
         base_model_name_or_path=engine.identity.name,
     )
-    with engine.lock:
+    with engine.using(None), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
             if isinstance(engine.model, PeftModel):
+                if name in engine.model.peft_config:
+                    engine.model.delete_adapter(name)
                 engine.model.add_adapter(name, config)
             else:
                 engine.model = get_peft_model(engine.model, config, adapter_name=name)
@@ -66,19 +72,32 @@ def adapter_parameters(engine: Engine, name: str) -> dict[str, torch.nn.Paramete
 def save_adapter(engine: Engine, name: str, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the adapter to ``folder``, whole or not at all; ``PeftModel.from_pretrained(base, folder)`` loads it."""
     require_space(folder, 200 * 1024 * 1024, "the adapter")
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    partial = partial_of(folder)
     partial.mkdir(parents=True)
-    # embeddings are never trained here; asking peft to look would make it ask the hub
-    engine.model.save_pretrained(str(partial), selected_adapters=[name], save_embedding_layers=False)
+    with engine.using(name) as model:
+        # embeddings are never trained here; asking peft to look would make it ask the hub
+        model.save_pretrained(str(partial), selected_adapters=[name], save_embedding_layers=False)
     inner = partial / name  # peft puts a named adapter into a folder of its name
     source = inner if inner.is_dir() else partial
-    (source / "manifest.json").write_text(json.dumps(dict(manifest), indent=2, default=str))
-    readme = source / "README.md"
-    readme.unlink(missing_ok=True)  # peft's model card is an empty form
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(source, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    write_json(source / "manifest.json", manifest)
+    (source / "README.md").unlink(missing_ok=True)  # peft's model card is an empty form
+    put_in_place(source, folder)
     shutil.rmtree(partial, ignore_errors=True)
+
+
+def load_weights(engine: Engine, name: str, folder: Path) -> None:
+    """Put a saved adapter's weights into the adapter ``name``, which was made with the same settings.
+
+    Raises:
+        PolicyError: if the folder holds no weights, or those of an adapter of another shape.
+    """
+    with engine.using(name) as model:
+        try:
+            weights = load_peft_weights(str(folder), device="cpu")
+            found: Any = set_peft_model_state_dict(model, weights, adapter_name=name)
+        except (OSError, ValueError, RuntimeError) as error:  # not there; damaged; of another rank
+            raise PolicyError(f"The adapter in {folder} can't be loaded: {str(error).splitlines()[0][:200]}") from error
+        wrong = [*found.unexpected_keys, *(k for k in found.missing_keys if f".{name}." in k)]
+        if wrong:
+            raise PolicyError(f"The adapter in {folder} has other layers than the one in use (the first: {wrong[0]}).")
+        engine.bump(name)

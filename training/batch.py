@@ -47,13 +47,16 @@ def build_sequences(
     tokens_of: Callable[[Step], Tokens],
     *,
     on_policy: bool = True,
+    sampler: tuple[str, str | None] | None = None,
 ) -> tuple[list[TokenRow], list[Excluded]]:
     """Rows for the update.
 
     Args:
         advantages: by step id; None leaves a step out, and so does 0.0 (its gradient is zero).
         tokens_of: the step's tokens, re-tokenised if need be (``LocalChatModel.tokens_of``).
-        on_policy: refuse tokens without the log-probabilities they were sampled with.
+        on_policy: refuse tokens without the log-probabilities they were sampled with. Otherwise they are imitated, at
+            temperature 1.
+        sampler: (model, adapter) that is trained; what another one sampled in the graph is left out. None takes all.
     """
     rows: list[_Row] = []
     excluded: list[Excluded] = []
@@ -65,13 +68,14 @@ def build_sequences(
             reason = _why_not(step, advantage)
             tokens = tokens_of(step) if reason is None else None
             if tokens is not None:
-                reason = _why_not_tokens(tokens, on_policy)
+                reason = _why_not_tokens(tokens, on_policy, sampler)
             if reason is not None or tokens is None or advantage is None:
                 excluded.append(Excluded(step.id, reason or "no advantage"))
                 continue
-            row = next((r for r in open_rows if r.extends(tokens)), None)
+            temperature = tokens.temperature if on_policy else 1.0
+            row = next((r for r in open_rows if r.extends(tokens, temperature)), None)
             if row is None:
-                row = _Row(tokens.temperature)
+                row = _Row(temperature)
                 open_rows.append(row)
             row.add(tokens, advantage, number)
             number += 1
@@ -89,9 +93,11 @@ def _why_not(step: Step, advantage: float | None) -> str | None:
     return None
 
 
-def _why_not_tokens(tokens: Tokens, on_policy: bool) -> str | None:
-    if not tokens.reply_ids:
-        return "the reply is empty"
+def _why_not_tokens(tokens: Tokens, on_policy: bool, sampler: tuple[str, str | None] | None) -> str | None:
+    if not tokens.reply_ids or not tokens.prompt_ids:
+        return "the reply or the prompt is empty"
+    if sampler is not None and (tokens.model, tokens.adapter) != sampler:
+        return f"sampled by another policy ({tokens.model}, adapter {tokens.adapter})"
     if on_policy and tokens.logprobs is None:
         return "no log-probabilities were recorded (re-tokenised text)"
     if on_policy and tokens.temperature <= 0:
@@ -108,9 +114,9 @@ class _Row:
         self.logprobs: list[float] = []
         self.steps: list[int] = []
 
-    def extends(self, tokens: Tokens) -> bool:
+    def extends(self, tokens: Tokens, temperature: float) -> bool:
         n = len(self.ids)
-        return tokens.temperature == self.temperature and list(tokens.prompt_ids[:n]) == self.ids
+        return temperature == self.temperature and list(tokens.prompt_ids[:n]) == self.ids
 
     def add(self, tokens: Tokens, advantage: float, step: int) -> None:
         self.ids += tokens.prompt_ids[len(self.ids) :]
@@ -129,7 +135,7 @@ class _Row:
             tuple(self.advantages),
             tuple(self.logprobs),
             tuple(self.steps),
-            self.temperature if self.temperature > 0 else 1.0,
+            self.temperature,
         )
 
 

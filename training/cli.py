@@ -21,7 +21,12 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--seed", default=0, show_default=True),
         click.option("--iterations", default=None, type=click.IntRange(0), help="Iterations of reinforcement."),
         click.option("--sft-steps", default=None, type=click.IntRange(1), help="Steps of the supervised warm start."),
-        click.option("--learning-rate", default=None, type=float, help="Learning rate of reinforcement."),
+        click.option(
+            "--learning-rate",
+            default=None,
+            type=click.FloatRange(0, min_open=True),
+            help="Learning rate of reinforcement.",
+        ),
         click.option("--estimator", default=None, help="How credit is assigned (see docs/credit)."),
         click.option("--heldout-tasks", default=None, type=click.IntRange(1)),
         click.option("--quiet", is_flag=True, help="No progress on standard error."),
@@ -121,7 +126,7 @@ def _start(config: Any, path: Path, resume: bool, quiet: bool, json_: bool) -> N
 @click.option("--out", type=click.Path(), default=None, help="Append the traces to this file.")
 @click.option("--quiet", is_flag=True)
 @as_json
-def eval(json_: bool, quiet: bool, **options: Any) -> None:  # noqa: A001 - the command's name
+def eval(json_: bool, quiet: bool, **options: Any) -> None:
     """Success of a policy, split by split, with 95 % intervals."""
     from training.evalcommand import evaluate_splits
     from training.summary import summary_lines

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from agentcore.environments import make_environment
 from agentcore.graph import build_agent
 from agentcore.runcommand import load_policy
+from agentcore.trace import Trace
 from agentcore.tracefile import TraceWriter
 from memory import FaissStore
-from training.config import LoraSettings, RlSettings, SftSettings, TrainSettings, UpdateSettings
-from training.evaluate import evaluate
+from training.evaluate import evaluate, outcome_scale
 from training.progress import Reporter
-from training.summary import open_run, spec_of, write_report
+from training.quickstart import QuickstartConfig, environment_of
+from training.runfolder import RunFolder
+from training.summary import write_report
 
 
 def evaluate_splits(
@@ -30,48 +32,39 @@ def evaluate_splits(
     quiet: bool,
 ) -> list[dict[str, Any]]:
     """One evaluation per split, as JSON data."""
-    options: dict[str, Any] = {"level": level, "step_limit": 8} if environment == "assistant" else {}
-    env = make_environment(environment, **options)
-    policy = load_policy(model, adapter, temperature=0.0, max_tokens=24)
+    config = replace(QuickstartConfig(), environment=environment)  # whose step limit and reply length apply here too
+    env = environment_of(config, level)
+    component, scale = outcome_scale(env.spec.rewards)
+    # a file that can't be written to is said before the work is done
+    writing = TraceWriter(out) if out is not None else nullcontext()
+    policy = load_policy(model, adapter, temperature=0.0, max_tokens=config.max_tokens)
     graph = build_agent(policy, env)
     reporter = Reporter(quiet=quiet)
     results = []
-    for name in split:
-        with reporter.bar(f"evaluating on {name} tasks", tasks) as advance:
-            result, traces = evaluate(
-                graph,
-                env.tasks(name, tasks, seed=seed),
-                stage=adapter or "base",
-                weights={r.name: r.weight for r in env.spec.rewards},
-                memory=FaissStore(None),
-                on_trace=lambda _: advance(1),  # noqa: B023 - called within this round only
-            )
-        results.append(result.to_json())
-        if out is not None:
-            with TraceWriter(out) as writer:
-                for trace in traces:
-                    writer.write(trace)
+    with writing as writer:
+        for name in split:
+            with reporter.bar(f"evaluating on {name} tasks", tasks) as advance:
+
+                def done(trace: Trace, advance: Callable[[int], None] = advance) -> None:
+                    if writer is not None:
+                        writer.write(trace)
+                    advance(1)
+
+                result, _ = evaluate(
+                    graph,
+                    env.tasks(name, tasks, seed=seed),
+                    stage=adapter or "base",
+                    weights={r.name: r.weight for r in env.spec.rewards},
+                    memory=FaissStore(None),
+                    component=component,
+                    scale=scale,
+                    on_trace=done,
+                )
+            results.append(result.to_json())
     return results
-
-
-def settings_from_json(data: dict[str, Any]) -> TrainSettings:
-    """Settings as a run folder keeps them."""
-    return TrainSettings(
-        seed=data["seed"],
-        lora=LoraSettings(**{**data["lora"], "targets": tuple(data["lora"]["targets"])}),
-        update=UpdateSettings(**{**data["update"], "betas": tuple(data["update"]["betas"])}),
-        sft=SftSettings(**data["sft"]),
-        rl=RlSettings(**data["rl"]),
-    )
 
 
 def report_of(run: str, estimator: str | None = None) -> dict[str, Any]:
     """Write a run's report anew, with the credit of the estimator it was trained with or of another one."""
-    folder = open_run(run)
-    config = json.loads((folder.path / "config.json").read_text())
-    settings = settings_from_json(config.get("settings", config))
-    if estimator is not None:
-        settings = replace(settings, rl=replace(settings.rl, estimator=estimator))
-    spec = spec_of(config.get("environment", "assistant"), config.get("level"))
-    path = write_report(folder, spec, settings)
-    return {"report": str(path), "evaluations": folder.evaluations()}
+    folder = RunFolder.open(run)
+    return {"report": str(write_report(folder, estimator=estimator)), "evaluations": folder.evaluations()}

@@ -1,4 +1,4 @@
-"""Evaluation: success with intervals, the splits kept apart, adapters compared on the same tasks and the same memory."""
+"""Evaluation: success with intervals, the splits kept apart, adapters compared on equal tasks and equal memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from langgraph.pregel import Pregel
 
-from agentcore.environment import Split, Task
+from agentcore.environment import RewardSpec, Split, Task
 from agentcore.errors import SpecError
 from agentcore.runner import Episode, episodes, rollout
 from agentcore.trace import Trace
@@ -24,17 +24,17 @@ class Evaluation:
     split: Split
     stage: str
     success: float
-    """Share of episodes that succeeded."""
+    """Share of episodes that succeeded; where the outcome is graded, its mean on a scale from 0 to 1."""
     low: float
     high: float
-    """95 % Wilson interval of ``success``."""
+    """95 % Wilson interval of ``success`` (wider than needed where the outcome is graded)."""
     episodes: int
     mean_return: float
     mean_steps: float
     outcomes: Mapping[str, int]
     """Episodes by outcome."""
     by_task: Mapping[str, float]
-    """Success by task id, for paired comparisons."""
+    """Success by task id, the mean over the task's episodes, for paired comparisons."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,9 +66,24 @@ def paired_difference(
     return float(d.mean()), float(low), float(high)
 
 
-def success_of(trace: Trace, component: str = "success") -> float:
-    """1 if the episode succeeded. An episode that never got so far as to be judged did not succeed."""
-    return 1.0 if trace.component_totals().get(component, 0.0) > 0 else 0.0
+def outcome_scale(specs: Sequence[RewardSpec]) -> tuple[str, tuple[float, float]]:
+    """The component that success is counted by, and which of its values are no success (0) and full success (1).
+
+    It is the first outcome component that can be positive, else the first; one that can't be positive (a cost) counts
+    from its worst value.
+    """
+    outcomes = [s for s in specs if s.kind == "outcome"] or list(specs)
+    spec = next((s for s in outcomes if s.high > 0), outcomes[0])
+    return spec.name, (0.0 if spec.high > 0 else spec.low, spec.high)
+
+
+def success_of(trace: Trace, component: str = "success", scale: tuple[float, float] = (0.0, 1.0)) -> float:
+    """The episode's outcome from 0 to 1, ``scale`` being what counts as either. What was not judged did not succeed."""
+    value = trace.component_totals().get(component)
+    if value is None:
+        return 0.0
+    zero, one = scale
+    return min(1.0, max(0.0, (value - zero) / (one - zero))) if one > zero else float(value >= one)
 
 
 def evaluate(
@@ -79,6 +94,7 @@ def evaluate(
     weights: Mapping[str, float],
     memory: FaissStore | Snapshot | None = None,
     component: str = "success",
+    scale: tuple[float, float] = (0.0, 1.0),
     seed: int = 0,
     planned: Sequence[Episode] | None = None,
     on_trace: Callable[[Trace], None] | None = None,
@@ -88,14 +104,23 @@ def evaluate(
 
     Args:
         weights: of the reward components in the return (undeclared ones count 0 here; training refuses them).
+        component, scale: what success is counted by, see :func:`outcome_scale`.
+        planned: the episodes to run instead of one for each task.
         options: passed to :func:`agentcore.runner.rollout`.
+
+    Raises:
+        SpecError: if there are no tasks, or tasks of several splits.
     """
-    if len({t.split for t in tasks}) != 1:
+    if not tasks:
+        raise SpecError("There are no tasks to evaluate on; give at least one.")
+    if len({t.split for t in (*tasks, *(e.task for e in planned or ()))}) != 1:
         raise SpecError("Evaluate one split at a time: training, held-out and adversarial figures are kept apart.")
     listed = planned if planned is not None else episodes(tasks, seed=seed, purpose="evaluate")
     traces = rollout(graph, listed, memory=memory, learn=False, on_trace=on_trace, **options).traces
-    by_task = {t.task.id: success_of(t, component) for t in traces}
-    wins, n = sum(by_task.values()), len(by_task)
+    scores: dict[str, list[float]] = {}
+    for trace in traces:
+        scores.setdefault(trace.task.id, []).append(success_of(trace, component, scale))
+    wins, n = sum(sum(s) for s in scores.values()), len(traces)
     low, high = wilson(wins, n)
     outcomes: dict[str, int] = {}
     for trace in traces:
@@ -112,7 +137,7 @@ def evaluate(
             mean_return=sum(returns) / n,
             mean_steps=sum(len(t.live_steps) for t in traces) / n,
             outcomes=outcomes,
-            by_task=by_task,
+            by_task={task: sum(s) / len(s) for task, s in scores.items()},
         ),
         traces,
     )

@@ -6,7 +6,6 @@ with per-step rewards and advantages -> evaluate -> report.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -22,11 +21,12 @@ from agentcore.tracefile import read_traces
 from memory import FaissStore
 from training.adapters import create_adapter, save_adapter
 from training.config import RlSettings, SftSettings, TrainSettings, check_trainable
+from training.files import copy_in_place
+from training.loop import ADAPTER, Job, load_weights, reinforce, run_evaluation
 from training.manifest import build_manifest
 from training.progress import Reporter
 from training.runfolder import RunFolder
 from training.summary import next_steps, write_report
-from training.train import ADAPTER, Job, load_weights, reinforce, run_evaluation
 from training.update import Stats, Updater
 from training.warmstart import demonstrations, warm_start, write_expert_traces
 
@@ -34,7 +34,7 @@ from training.warmstart import demonstrations, warm_start, write_expert_traces
 def _settings() -> TrainSettings:
     return TrainSettings(
         sft=SftSettings(steps=16, validate_every=4),
-        rl=RlSettings(iterations=6, validate_every=2),
+        rl=RlSettings(iterations=4, validate_every=2),
     )
 
 
@@ -55,10 +55,10 @@ class QuickstartConfig:
     expert_traces: int = 56
     train_tasks: int = 400
     validation_tasks: int = 24
-    heldout_tasks: int = 64
-    base_tasks: int = 12
+    heldout_tasks: int = 48
+    base_tasks: int = 6
     """Held-out tasks for the untrained model, which is slow: it writes as much as it may, in every step."""
-    adversarial_tasks: int = 24
+    adversarial_tasks: int = 12
     max_tokens: int = 24
     settings: TrainSettings = field(default_factory=_settings)
 
@@ -77,20 +77,19 @@ class Quickstart:
         self.config = config
         self.reporter = reporter
         self.started = time.time()
+        self.easy = environment_of(config, config.expert_level)
+        self.hard = environment_of(config, config.level)
+        check_trainable(self.hard.spec)
         as_json: dict[str, Any] = {"kind": "quickstart", **asdict(config)}
-        resumed = resume and (path / "config.json").exists()
-        if resumed:
+        if resume:
             self.folder = RunFolder.resume(path, as_json)
-        elif (path / "config.json").exists():
-            RunFolder.create(path, as_json, {})  # raises: says how to go on
+        else:
+            RunFolder.refuse_existing(path)  # before a model is loaded
         reporter.say(f"Loading {config.model} …")
         self.policy: LocalChatModel = LocalChatModel.load(
             config.model, dtype=config.dtype, max_tokens=config.max_tokens
         )
-        self.easy = environment_of(config, config.expert_level)
-        self.hard = environment_of(config, config.level)
-        check_trainable(self.hard.spec)
-        if not resumed:
+        if not resume:
             manifest = build_manifest(
                 engine=self.policy.engine, spec=self.hard.spec, settings=as_json, seed=config.settings.seed
             )
@@ -101,7 +100,6 @@ class Quickstart:
 
     def _job(self, environment: Environment) -> Job:
         c = self.config
-        self.memory = FaissStore(self.folder.path / "memory")
         return Job(
             graph=build_agent(self.policy, environment),
             policy=self.policy,
@@ -112,37 +110,39 @@ class Quickstart:
             folder=self.folder,
             updater=self.updater,
             reporter=self.reporter,
-            memory=self.memory,
+            memory=self.folder.memory(),
+            evaluation_memory=FaissStore(None),  # empty, as before training episodes wrote to it
         )
 
     def run(self) -> dict[str, Any]:
-        """All stages; returns the figures."""
-        place = self.folder.place()
-        if place is not None:
-            self.folder.restore(self.policy.engine, self.updater)
-            self.reporter.say(f"Resuming after {_where(place)}.")
-        # adapters are compared on one memory: the empty one, before training episodes wrote to it
-        self.clean = FaissStore(None)
-        self.policy.adapter = None
-        self._evaluate("base", "heldout", self.config.base_tasks)
-        self.policy.adapter = ADAPTER
-        self._warm_start(place)
-        self._reinforce()
-        result = self._finish()
-        self.memory.close()
-        return result
+        """All stages; returns the figures. An interrupted run leaves its best adapter and a report of what there is."""
+        try:
+            place = self.folder.place()
+            if place is not None:
+                self.folder.restore(self.policy.engine, self.updater)
+                self.reporter.say(f"Resuming after {_where(place)}.")
+            self.policy.adapter = None
+            self._evaluate("base", "heldout", self.config.base_tasks)
+            self.policy.adapter = ADAPTER
+            self._warm_start(place)
+            self._reinforce()
+            return self._finish()
+        except KeyboardInterrupt:
+            self.folder.publish()
+            write_report(self.folder)
+            raise
+        finally:
+            if self.job.memory is not None:
+                self.job.memory.close()
+            self.folder.close()
 
     # -- stages ---------------------------------------------------------------------------------------------
 
     def _evaluate(self, stage: str, split: Split, count: int) -> None:
         if count == 0 or any((e["stage"], e["split"]) == (stage, split) for e in self.folder.evaluations()):
             return
-        self.policy.temperature = 0.0
-        memory, self.job.memory = self.job.memory, self.clean
-        try:
-            result = run_evaluation(self.job, self.hard.tasks(split, count), stage)
-        finally:
-            self.job.memory = memory
+        self.job.act(temperature=0.0)
+        result = run_evaluation(self.job, self.hard.tasks(split, count), stage)
         self.folder.evaluation(result.to_json())
         self.reporter.say(
             f"{stage}: {split} success {result.success:.0%} [{result.low:.0%}, {result.high:.0%}] "
@@ -150,39 +150,45 @@ class Quickstart:
         )
 
     def _warm_start(self, place: Mapping[str, Any] | None) -> None:
-        s = self.config.settings
         if place is None or place["stage"] == "sft":
-            path = Path(self.config.traces or self.folder.path / "traces" / "expert.jsonl")
-            if self.config.traces is None and not path.exists():
-                write_expert_traces(
-                    self.easy, self.config.expert_traces, path, seed=s.seed, tool_format=self.policy.tool_format
-                )
-            traces, problems = read_traces(path)
-            for problem in problems:
-                self.reporter.warn(problem)
-            data = demonstrations(traces, self.policy)
-            start = place["step"] if place is not None else 0
-            self.reporter.say(f"Warm start on {len(data.train)} logged traces ({path}).")
-            with self.reporter.bar("warm start", s.sft.steps - start) as advance:
-
-                def on_step(step: int, stats: Stats, loss: float | None) -> None:
-                    self.folder.metric({"stage": "sft", "step": step, "validation_loss": loss, **stats})
-                    advance(1)
-                    if loss is not None:
-                        self.folder.checkpoint(self.policy.engine, self.updater, {"stage": "sft", "step": step})
-
-                warm_start(self.updater, data, s.sft, seed=s.seed, start=start, on_step=on_step)
-            engine, folder = self.policy.engine, self.folder
-            save_adapter(engine, ADAPTER, folder.path / "adapters" / "warm-start", folder.manifest)
-            folder.checkpoint(engine, self.updater, {"stage": "warm", "step": s.sft.steps})
+            step = self._imitate(place["step"] if place is not None else 0)
+            save_adapter(
+                self.policy.engine, ADAPTER, self.folder.path / "adapters" / "warm-start", self.folder.manifest
+            )
+            self.folder.checkpoint(self.policy.engine, self.updater, {"stage": "warm", "step": step})
         if place is None or place["stage"] in ("sft", "warm"):
             self._evaluate("warm start", "heldout", self.config.heldout_tasks)
             self._evaluate("warm start", "adversarial", self.config.adversarial_tasks)
 
+    def _imitate(self, start: int) -> int:
+        """Supervised steps after step ``start``; returns the last one's number."""
+        s = self.config.settings
+        path = Path(self.config.traces or self.folder.path / "traces" / "expert.jsonl")
+        if self.config.traces is None and not path.exists():
+            write_expert_traces(
+                self.easy, self.config.expert_traces, path, seed=s.seed, tool_format=self.policy.tool_format
+            )
+        traces, problems = read_traces(path)
+        for problem in problems:
+            self.reporter.warn(problem)
+        data = demonstrations(traces, self.policy)
+        losses = [m["validation_loss"] for m in self.folder.metrics() if m.get("validation_loss") is not None]
+        self.reporter.say(f"Warm start on {len(data.train)} logged traces ({path}).")
+        with self.reporter.bar("warm start", s.sft.steps - start) as advance:
+
+            def on_step(step: int, stats: Stats, loss: float | None) -> None:
+                self.folder.metric({"stage": "sft", "step": step, "validation_loss": loss, **stats})
+                advance(1)
+                if loss is not None:
+                    self.folder.checkpoint(self.policy.engine, self.updater, {"stage": "sft", "step": step})
+
+            return warm_start(self.updater, data, s.sft, seed=s.seed, start=start, losses=losses, on_step=on_step)
+
     def _reinforce(self) -> None:
         s = self.config.settings.rl
         if s.iterations == 0:
-            shutil.copytree(self.folder.path / "adapters" / "warm-start", self.folder.path / "adapters" / "best")
+            adapters = self.folder.path / "adapters"
+            copy_in_place(adapters / "warm-start", adapters / "best")
             return
         self.reporter.say(
             f"Reinforcement on {self.config.level} tasks: {s.iterations} iterations of {s.tasks} tasks x "
@@ -195,12 +201,12 @@ class Quickstart:
             load_weights(self.job, self.folder.path / "adapters" / "best")
             self._evaluate("after RL", "heldout", self.config.heldout_tasks)
             self._evaluate("after RL", "adversarial", self.config.adversarial_tasks)
-        shutil.copytree(self.folder.path / "adapters" / "best", self.folder.path / "adapter", dirs_exist_ok=True)
-        report = write_report(self.folder, self.hard.spec, self.config.settings)
+        adapter = self.folder.publish()
+        report = write_report(self.folder)
         figures = self.folder.evaluations()
         return {
             "run": str(self.folder.path),
-            "adapter": str(self.folder.path / "adapter"),
+            "adapter": str(adapter),
             "report": str(report),
             "seconds": round(time.time() - self.started, 1),
             "evaluations": [{k: v for k, v in e.items() if k != "by_task"} for e in figures],
@@ -212,5 +218,3 @@ def _where(place: Mapping[str, Any]) -> str:
     if place["stage"] == "rl":
         return f"iteration {place['iteration']} of reinforcement"
     return f"step {place['step']} of the warm start"
-
-

@@ -1,25 +1,26 @@
 """A run's folder: what it holds, how it survives being killed, how it is resumed.
 
-    runs/<name>/
-      config.json       settings, as given
-      manifest.json     model, versions, environment, seed, commit
-      metrics.jsonl     one line per optimizer step or iteration
-      evaluations.jsonl one line per evaluation
-      traces/           expert.jsonl, train.jsonl, <stage>-<split>.jsonl
-      checkpoint/       adapter, optimizer and place of the last finished step
-      adapters/         warm-start, best, last (plain peft folders)
-      adapter/          the one to use
-      report.html
+runs/<name>/
+  config.json        settings, as given
+  manifest.json      model, versions, environment, rewards, seed, commit
+  metrics.jsonl      one line per optimizer step or iteration
+  evaluations.jsonl  one line per evaluation
+  traces/            expert.jsonl, train.jsonl, <stage>-<split>.jsonl
+  memory/            what training episodes remembered
+  checkpoint/        adapter, optimizer, memory and place of the last finished step
+  adapters/          warm-start, best, last (plain peft folders)
+  adapter/           the one to use
+  interrupted/       traces and metrics of work that was broken off and done again
+  report.html
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
-import uuid
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,14 @@ from agentcore.errors import AgentCoreError
 from agentcore.policies.engine import Engine
 from agentcore.policies.models import require_space
 from agentcore.tracefile import TraceWriter
-from training.adapters import save_adapter
+from memory import FaissStore, care
+from memory.locks import FileLock
+from training.adapters import load_weights, save_adapter
+from training.files import append_json, copy_in_place, cut_back, mend, partial_of, put_in_place, read_jsonl, write_json
 from training.update import Updater
+
+_GROWING = ("metrics.jsonl", "traces/train.jsonl")
+"""Files that a step adds to before its checkpoint is taken."""
 
 
 class RunFolderError(AgentCoreError, ValueError):
@@ -38,48 +45,88 @@ class RunFolderError(AgentCoreError, ValueError):
 
 
 class RunFolder:
-    """Open with :meth:`create` or :meth:`resume`."""
+    """Got by :meth:`create` or :meth:`resume`, to work in it alone until ``close``, or by :meth:`open`, to read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest: dict[str, Any] = {}
+        self.close: Callable[[], object] = lambda: None
+        """Let another process work in it."""
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> RunFolder:
         """A new folder; an existing run is never overwritten."""
         path = Path(path)
-        if (path / "config.json").exists():
-            raise RunFolderError(
-                f"{path} already holds a run. Continue it with --resume, choose another --name, or remove the folder."
-            )
+        cls.refuse_existing(path)
         require_space(path, 300 * 1024 * 1024, "a run")
         try:
             (path / "traces").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(f"The run folder {path} can't be made: {error.strerror}.") from error
         folder = cls(path)
+        folder._hold()
         folder.manifest = dict(manifest)
         write_json(path / "manifest.json", manifest)
         write_json(path / "config.json", config)
         return folder
 
+    @staticmethod
+    def refuse_existing(path: str | Path) -> None:
+        """Raise if there is a run in ``path`` already."""
+        if (Path(path) / "config.json").exists():
+            raise RunFolderError(
+                f"{path} already holds a run. Continue it with --resume, choose another --name, or remove the folder."
+            )
+
     @classmethod
     def resume(cls, path: str | Path, config: Mapping[str, Any]) -> RunFolder:
-        """An earlier run, if it was started with the same settings."""
-        path = Path(path)
-        if not (path / "config.json").exists():
-            raise RunFolderError(f"There is no run to resume in {path}.")
-        old = json.loads((path / "config.json").read_text())
-        new = json.loads(json.dumps(dict(config)))
-        changed = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
+        """An earlier run, if it was started with the same settings, as it was at its last checkpoint.
+
+        What was written after that is done again; its traces and metrics move to ``interrupted/``.
+        """
+        folder = cls.open(path)
+        old = flat(folder.config())
+        new = flat(json.loads(json.dumps(dict(config))))
+        changed = sorted(k for k in {*old, *new} if k not in old or k not in new or old[k] != new[k])
         if changed:
+            words = [f"{k} was {old.get(k)!r} and is now {new.get(k)!r}" for k in changed[:3]]
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise RunFolderError(
-                f"The run in {path} was started with other settings ({', '.join(changed)}). Resume it with the "
+                f"The run in {path} was started with other settings ({'; '.join(words)}{more}). Resume it with the "
                 "same ones, or start a new run under another --name."
             )
-        folder = cls(path)
-        folder.manifest = json.loads((path / "manifest.json").read_text())
+        folder._hold()
+        for inside in (folder.path, folder.path / "adapters"):
+            mend(inside)
+        sizes = (folder.place() or {}).get("sizes", {})
+        for name in _GROWING:
+            cut_back(folder.path / name, sizes.get(name, 0), folder.path / "interrupted" / Path(name).name)
         return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An earlier run, for reading."""
+        folder = cls(Path(path))
+        if not (folder.path / "config.json").is_file():
+            raise RunFolderError(f"There is no run in {path} (no config.json); name the folder of one, or start one.")
+        try:
+            folder.manifest = json.loads((folder.path / "manifest.json").read_text())
+            folder.config()
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"The run in {path} is damaged: its config or manifest can't be read.") from error
+        return folder
+
+    def _hold(self) -> None:
+        lock = FileLock(self.path / ".lock")
+        self.close = weakref.finalize(self, lock.close)
+        if not lock.try_exclusive():
+            self.close()
+            raise RunFolderError(f"Another process is working in {self.path}; wait for it, or stop it first.")
+
+    def config(self) -> dict[str, Any]:
+        """The settings it was started with."""
+        config: dict[str, Any] = json.loads((self.path / "config.json").read_text())
+        return config
 
     # -- records --------------------------------------------------------------------------------------------
 
@@ -97,78 +144,68 @@ class RunFolder:
         latest = {(r["stage"], r["split"]): r for r in read_jsonl(self.path / "evaluations.jsonl")}
         return list(latest.values())
 
-    def traces(self, name: str) -> TraceWriter:
-        """Appends to ``traces/<name>.jsonl``."""
-        return TraceWriter(self.path / "traces" / f"{name}.jsonl", self.manifest)
+    def traces(self, name: str, *, anew: bool = False) -> TraceWriter:
+        """Appends to ``traces/<name>.jsonl``, or starts it anew."""
+        path = self.path / "traces" / f"{name}.jsonl"
+        if anew:
+            path.unlink(missing_ok=True)
+        return TraceWriter(path, self.manifest)
+
+    def publish(self) -> Path | None:
+        """Make ``adapter/`` a copy of the best adapter there is; None if there is none yet."""
+        found = (self.path / "adapters" / name for name in ("best", "warm-start"))
+        source = next((f for f in found if f.is_dir()), None)
+        if source is None:
+            return None
+        copy_in_place(source, self.path / "adapter")
+        return self.path / "adapter"
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
-    def checkpoint(self, engine: Engine, updater: Updater, place: Mapping[str, Any]) -> None:
-        """Adapter, optimizer and place, whole or not at all: a killed run continues after its last checkpoint."""
-        target = self.path / "checkpoint"
-        partial = self.path / f".checkpoint.{uuid.uuid4().hex[:8]}"
+    def checkpoint(
+        self, engine: Engine, updater: Updater, place: Mapping[str, Any], memory: FaissStore | None = None
+    ) -> None:
+        """Adapter, optimizer, memory and place, whole or not at all; a killed run continues after its last one."""
+        partial = partial_of(self.path / "checkpoint")
         partial.mkdir()
         save_adapter(engine, updater.adapter, partial / "adapter", self.manifest)
         torch.save(updater.state(), partial / "optimizer.pt")
-        write_json(partial / "place.json", place)
-        old = self.path / ".checkpoint.old"
-        shutil.rmtree(old, ignore_errors=True)
-        if target.exists():
-            os.replace(target, old)
-        os.replace(partial, target)
-        shutil.rmtree(old, ignore_errors=True)
+        if memory is not None and memory.path is not None:
+            with (partial / "memory.jsonl").open("w") as handle:
+                handle.writelines(json.dumps(record) + "\n" for record in care.export(memory.path))
+        sizes = {n: (self.path / n).stat().st_size for n in _GROWING if (self.path / n).exists()}
+        more = {"adapter_version": engine.versions[updater.adapter], "sizes": sizes}
+        write_json(partial / "place.json", {**place, **more})
+        put_in_place(partial, self.path / "checkpoint")
 
     def place(self) -> dict[str, Any] | None:
         """Where the last checkpoint was taken; None without one."""
-        self._mend()
         file = self.path / "checkpoint" / "place.json"
         return json.loads(file.read_text()) if file.exists() else None
 
     def restore(self, engine: Engine, updater: Updater) -> None:
         """Load the checkpoint's adapter weights and optimizer into ``updater``."""
-        from peft import set_peft_model_state_dict
-        from safetensors.torch import load_file
-
-        weights = load_file(str(self.path / "checkpoint" / "adapter" / "adapter_model.safetensors"))
-        with engine.using(updater.adapter) as model:
-            set_peft_model_state_dict(model, weights, adapter_name=updater.adapter)
-            engine.bump(updater.adapter)
+        load_weights(engine, updater.adapter, self.path / "checkpoint" / "adapter")
+        # these are the weights of that version, so that no version in the traces names two
+        engine.versions[updater.adapter] = (self.place() or {})["adapter_version"]
         # weights_only: a checkpoint is data, nothing in it is executed
         updater.load_state(torch.load(self.path / "checkpoint" / "optimizer.pt", weights_only=True))
 
-    def _mend(self) -> None:
-        """A run killed between the two renames of a checkpoint left the earlier one under its old name."""
-        old, target = self.path / ".checkpoint.old", self.path / "checkpoint"
-        if old.exists() and not target.exists():
-            os.replace(old, target)
+    def memory(self) -> FaissStore:
+        """The memory of training episodes, as it was at the last checkpoint."""
+        folder = self.path / "memory"
+        shutil.rmtree(folder, ignore_errors=True)
+        store = FaissStore(folder)
+        care.restore(store, read_jsonl(self.path / "checkpoint" / "memory.jsonl"))
+        return store
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write atomically."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with partial.open("w") as handle:
-        json.dump(dict(data), handle, indent=2, default=str)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(partial, path)
-
-
-def append_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one line and see it on disk."""
-    with path.open("a") as handle:
-        handle.write(json.dumps(dict(record), default=str) + "\n")
-        handle.flush()
-        os.fsync(handle.fileno())
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a file that may have been cut; an absent file has none."""
-    if not path.exists():
-        return []
-    records = []
-    for line in path.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue  # the line a killed process was writing
-    return records
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    result: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result

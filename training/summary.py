@@ -3,40 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentcore.environment import EnvironmentSpec
+from agentcore.environment import RewardSpec
 from agentcore.errors import TraceFormatError
 from agentcore.trace import Trace
 from agentcore.tracefile import TraceReader
-from training.config import TrainSettings
-from training.credit import estimate
+from training.config import RlSettings
+from training.evaluate import outcome_scale, success_of
+from training.loop import credit
 from training.report import Curve, Figure, ReportData, TraceView, render_report
-from training.rewards import RewardConfig, returns, step_rewards
+from training.rewards import returns
 from training.runfolder import RunFolder, RunFolderError
 
 STAGES = ("base", "before", "warm start", "after RL", "after")
 
 
-def write_report(folder: RunFolder, spec: EnvironmentSpec, settings: TrainSettings) -> Path:
-    """Write ``report.html`` into the run folder and return its path."""
+def write_report(folder: RunFolder, *, estimator: str | None = None) -> Path:
+    """Write ``report.html`` into the run folder and return its path.
+
+    Args:
+        estimator: show the credit that this one would give, instead of the one that was trained with.
+    """
     path = folder.path / "report.html"
-    path.write_text(render_report(report_data(folder, spec, settings)), encoding="utf-8")
+    path.write_text(render_report(report_data(folder, estimator)), encoding="utf-8")
     return path
 
 
-def report_data(folder: RunFolder, spec: EnvironmentSpec, settings: TrainSettings) -> ReportData:
+def report_data(folder: RunFolder, estimator: str | None = None) -> ReportData:
     """What the report shows."""
     return ReportData(
         title=f"agentcore run {folder.path.name}",
         figures=_figures(folder),
         curves=_curves(folder),
-        traces=_trace_views(folder, spec, settings),
+        traces=_trace_views(folder, estimator),
         manifest=folder.manifest,
         next_steps=next_steps(folder),
     )
+
+
+def declared_rewards(folder: RunFolder) -> list[RewardSpec]:
+    """The reward components that the run was trained with."""
+    rewards = [RewardSpec(**r) for r in folder.manifest.get("rewards", [])]
+    if not rewards:
+        raise RunFolderError(f"The manifest of {folder.path} names no rewards; its report can't be written.")
+    return rewards
+
+
+def _settings(folder: RunFolder) -> RlSettings:
+    return RlSettings(**folder.config()["settings"]["rl"])
 
 
 def _figures(folder: RunFolder) -> list[Figure]:
@@ -46,66 +64,65 @@ def _figures(folder: RunFolder) -> list[Figure]:
     figures = []
     for e in sorted(folder.evaluations(), key=order):
         figures.append(Figure("success", e["split"], e["stage"], e["success"], e["low"], e["high"], e["episodes"]))
-    for name in ("return", "success"):
-        rl = [m for m in folder.metrics() if m["stage"] == "rl"]
-        if rl:
-            value = rl[-1]["return"] if name == "return" else rl[-1]["components"].get("success", math.nan)
-            n = sum(rl[-1]["outcomes"].values())
-            unit = "" if name == "return" else "share"
-            figures.append(Figure(name, "train", f"iteration {rl[-1]['iteration']}", value, None, None, n, unit))
+    rl = [m for m in folder.metrics() if m["stage"] == "rl"]
+    if rl:
+        n, where = sum(rl[-1]["outcomes"].values()), f"iteration {rl[-1]['iteration']}"
+        figures.append(Figure("return", "train", where, rl[-1]["return"], None, None, n, ""))
+        outcome = outcome_scale(declared_rewards(folder))[0]
+        value = rl[-1]["components"].get(outcome, math.nan)
+        figures.append(Figure(outcome, "train", where, value, None, None, n, "share" if outcome == "success" else ""))
     return figures
 
 
 def _curves(folder: RunFolder) -> list[Curve]:
     metrics = folder.metrics()
-    # an iteration that was run again after a resume replaces the earlier record
+    outcome = outcome_scale(declared_rewards(folder))[0]
+    # an iteration that was broken off and run again replaces the earlier record
     rl = list({m["iteration"]: m for m in metrics if m["stage"] == "rl"}.values())
     validation = list({m["iteration"]: m for m in metrics if m["stage"] == "validation"}.values())
     sft = list({m["step"]: m for m in metrics if m["stage"] == "sft"}.values())
+
+    def over_iterations(title: str, unit: str, values: Sequence[float]) -> Curve:
+        return Curve(title, unit, [(m["iteration"], v, None, None) for m, v in zip(rl, values, strict=True)])
+
     curves = [
-        Curve(
-            "validation success (held-out tasks)",
-            "share",
-            [(m["iteration"], m["success"], m["low"], m["high"]) for m in validation],
-        ),
-        Curve("training return", "", [(m["iteration"], m["return"], None, None) for m in rl]),
-        Curve(
-            "training success",
-            "share",
-            [(m["iteration"], m["components"].get("success", math.nan), None, None) for m in rl],
-        ),
-        Curve("policy loss", "", [(m["iteration"], m.get("loss", math.nan), None, None) for m in rl]),
-        Curve("KL to the sampling policy", "nats", [(m["iteration"], m.get("approx_kl", math.nan), None, None) for m in rl]),
-        Curve("entropy", "nats", [(m["iteration"], m.get("entropy", math.nan), None, None) for m in rl]),
+        Curve("validation success", "share", [(m["iteration"], m["success"], m["low"], m["high"]) for m in validation]),
+        over_iterations("training return", "", [m["return"] for m in rl]),
+        over_iterations(f"training {outcome}", "", [m["components"].get(outcome, math.nan) for m in rl]),
+        over_iterations("policy loss", "", [m.get("loss", math.nan) for m in rl]),
+        over_iterations("KL to the sampling policy", "nats", [m.get("approx_kl", math.nan) for m in rl]),
+        over_iterations("entropy", "nats", [m.get("entropy", math.nan) for m in rl]),
         Curve("warm start loss", "nats per token", [(m["step"], m["loss"], None, None) for m in sft], "step"),
     ]
     return [c for c in curves if c.points]
 
 
-def _trace_views(folder: RunFolder, spec: EnvironmentSpec, settings: TrainSettings) -> list[TraceView]:
-    """A group of the last iteration in which some succeeded and some failed: one of each, with its credit."""
-    group = _telling_group(folder)
+def _trace_views(folder: RunFolder, estimator: str | None) -> list[TraceView]:
+    """A group of the last iteration in which some did better than others: the worst and the best, with their credit."""
+    declared, settings = declared_rewards(folder), _settings(folder)
+    if estimator is not None:
+        settings = replace(settings, estimator=estimator)
+    component, scale = outcome_scale(declared)
+
+    def score(trace: Trace) -> float:
+        return success_of(trace, component, scale)
+
+    group = _telling_group(folder, score)
     if not group:
         return []
-    worst = sum(min(0.0, r.low * r.weight) for r in spec.rewards if r.kind == "outcome")
-    config = RewardConfig(gamma=settings.rl.gamma, ungraded={"truncated": worst, "failed": worst})
-    rewards: dict[str, float | None] = {}
-    for trace in group:
-        rewards |= step_rewards(trace, spec, config)
-    advantages = estimate(settings.rl.estimator, group, rewards, settings.rl.gamma)
+    earned = credit(group, declared, settings)
+    worst, best = min(group, key=score), max(group, key=score)
     views = []
-    for wanted in (0.0, 1.0):
-        trace = next((t for t in group if t.component_totals().get("success", 0.0) == wanted), None)
-        if trace is not None:
-            own = {s: r for s, r in returns(trace, rewards, settings.rl.gamma).items() if r is not None}
-            words = "succeeded" if wanted else "failed"
-            title = f"A rollout that {words} (iteration {trace.meta.get('iteration')}): {trace.task.instruction}"
-            views.append(TraceView(trace, own, {s.id: advantages.get(s.id) for s in trace.live_steps}, title))
+    for trace in [worst, best] if score(worst) < score(best) else [best]:
+        own = {s: r for s, r in returns(trace, earned.rewards, settings.gamma).items() if r is not None}
+        words = {0.0: "failed", 1.0: "succeeded"}.get(score(trace), f"got {score(trace):.0%} of the outcome")
+        title = f"A rollout that {words} (iteration {trace.meta.get('iteration')}): {trace.task.instruction}"
+        views.append(TraceView(trace, own, {s.id: earned.advantages.get(s.id) for s in trace.live_steps}, title))
     return views
 
 
-def _telling_group(folder: RunFolder) -> list[Trace]:
-    """The last group of one iteration's rollouts of one task whose success differs."""
+def _telling_group(folder: RunFolder, score: Callable[[Trace], float]) -> list[Trace]:
+    """The last group of one iteration's rollouts of one task that differ in their outcome, else the last group."""
     try:
         reader = TraceReader(folder.path / "traces" / "train.jsonl")
     except TraceFormatError:
@@ -117,8 +134,7 @@ def _telling_group(folder: RunFolder) -> list[Trace]:
         if len(groups) > 64:  # only the last ones matter; a long run's file is larger than memory
             groups.pop(next(iter(groups)))
     for group in reversed(groups.values()):
-        totals = {t.component_totals().get("success", 0.0) for t in group.values()}
-        if len(totals) > 1:
+        if len({score(t) for t in group.values()}) > 1:
             return list(group.values())
     return list(next(reversed(groups.values())).values()) if groups else []
 
@@ -126,46 +142,35 @@ def _telling_group(folder: RunFolder) -> list[Trace]:
 def next_steps(folder: RunFolder) -> list[str]:
     """What to try next, from how the run went."""
     found = {(e["stage"], e["split"]): e for e in folder.evaluations()}
-    path = folder.path
-    steps = []
+    path, config = folder.path, folder.config()
+    steps = [f"Iteration {m['iteration']}: {m['text']}" for m in folder.metrics() if m["stage"] == "alarm"][-1:]
     warm, after = found.get(("warm start", "heldout")), found.get(("after RL", "heldout"))
     if warm and after:
-        gain = after["success"] - warm["success"]
+        gain = f"{100 * (after['success'] - warm['success']):+.0f} points"
         if after["low"] > warm["success"]:
-            steps.append(f"Held-out success rose by {gain:+.0%} points. Train longer: agentcore quickstart --iterations 16")
+            more = 2 * config["settings"]["rl"]["iterations"]
+            steps.append(
+                f"Held-out success changed by {gain}. Train longer: the same command with "
+                f"--name {path.name}-longer --iterations {more}"
+            )
         else:
             steps.append(
-                f"Held-out success changed by {gain:+.0%} points, which {after['episodes']} tasks can't tell from "
-                "chance. Run more iterations (--iterations), or measure on more tasks: agentcore eval --tasks 200"
+                f"Held-out success changed by {gain}, which {after['episodes']} tasks can't tell from chance. Run more "
+                "iterations (--iterations, under another --name), or measure on more tasks: "
+                f"agentcore eval --adapter {path / 'adapter'} --level {config['level']} --tasks 200"
             )
     attacked = found.get(("after RL", "adversarial"))
     if after and attacked and attacked["success"] < after["success"] - 0.2:
         steps.append(
             "Success on adversarial tasks (instructions planted in tool results) is far below held-out success: look "
-            f"at {path / 'traces'}/after RL-adversarial.jsonl before you deploy."
+            f"at '{path / 'traces'}/after RL-adversarial.jsonl' before you deploy."
         )
     steps.append(f"Look at what each step earned: open {path / 'report.html'}")
-    steps.append(f"See one episode of the trained policy: agentcore run --adapter {path / 'adapter'}")
+    if "environment" in config and (path / "adapter").is_dir():
+        where = f"--env {config['environment']} --level {config['level']}"
+        steps.append(f"See one episode of the trained policy: agentcore run {where} --adapter {path / 'adapter'}")
     steps.append("Train the policies of your own graph: from training import train; train(graph, tasks, reward=...)")
     return steps
-
-
-def open_run(path: str | Path) -> RunFolder:
-    """An existing run folder, for reading."""
-    folder = RunFolder(Path(path))
-    if not (folder.path / "manifest.json").exists():
-        raise RunFolderError(f"{path} is not a run folder (it has no manifest.json).")
-    import json
-
-    folder.manifest = json.loads((folder.path / "manifest.json").read_text())
-    return folder
-
-
-def spec_of(environment: str, level: str | None = None) -> EnvironmentSpec:
-    """Specification of a named environment, as the traces of a run refer to it."""
-    from agentcore.environments import make_environment
-
-    return make_environment(environment, **({"level": level} if level else {})).spec
 
 
 def summary_lines(evaluations: Sequence[dict[str, Any]]) -> list[str]:

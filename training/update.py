@@ -80,12 +80,14 @@ class Updater:
 
     # -- what is minimised ----------------------------------------------------------------------------------
 
-    def reinforce(self, rows: Sequence[TokenRow], progress: Callable[[int, int], None] | None = None) -> Stats:
-        """Clipped policy gradient on exactly the sampled tokens (:func:`training.losses.policy_gradient_loss`)."""
-        parts = self._split(rows)
+    def reinforce(self, rows: Sequence[TokenRow], on_rows: Callable[[int], None] | None = None) -> Stats:
+        """Clipped policy gradient on exactly the sampled tokens (:func:`training.losses.policy_gradient_loss`).
+
+        ``on_rows`` is called with the number of rows done since the last call.
+        """
         collected: list[Stats] = []
-        for part in parts:
-            collected += self._step(part, self._policy_loss, progress)
+        for part in self._split(rows):
+            collected += self._step(part, self._policy_loss, on_rows)
         return _mean(collected)
 
     def imitate(self, rows: Sequence[TokenRow]) -> Stats:
@@ -108,6 +110,7 @@ class Updater:
         old = torch.tensor([p for r in batch for p in r.logprobs], device=device, dtype=logprobs.dtype)
         advantage = torch.tensor([a for r in batch for a in r.advantages], device=device, dtype=logprobs.dtype)
         mask = torch.ones_like(logprobs, dtype=torch.bool)
+        denominator = float(tokens if s.aggregate == "token" else steps)
         loss, stats = policy_gradient_loss(
             logprobs,
             old,
@@ -118,15 +121,13 @@ class Updater:
             s.aggregate,
             step_T=step_N,
             entropy_T=entropy,
-            denominator=float(tokens if s.aggregate == "token" else steps),
+            denominator=denominator,
         )
         if s.kl_coef > 0:
-            reference = self._reference(batch)
-            kl = aggregate_tokens(
-                kl_k3(logprobs, reference), mask, s.aggregate, step_T=step_N, denominator=float(tokens)
-            )
+            kl_N = kl_k3(logprobs, self._reference(batch))
+            kl = aggregate_tokens(kl_N, mask, s.aggregate, step_T=step_N, denominator=denominator)
             loss = loss + s.kl_coef * kl
-            stats["kl_to_base"] = float(kl.detach()) * tokens / mask.numel()
+            stats["kl_to_base"] = float(kl_N.detach().mean())
         return loss, stats
 
     def _imitation_loss(self, batch: list[TokenRow], tokens: int, steps: int) -> tuple[Tensor, Stats]:
@@ -148,22 +149,22 @@ class Updater:
         self,
         rows: Sequence[TokenRow],
         loss_of: Callable[[list[TokenRow], int, int], tuple[Tensor, Stats]],
-        progress: Callable[[int, int], None] | None,
+        on_rows: Callable[[int], None] | None,
     ) -> list[Stats]:
         """One optimizer step over all rows, micro-batch by micro-batch."""
         if not rows:
             return []
         tokens = sum(len(r.positions) for r in rows)
         steps = len({s for r in rows for s in r.steps})
-        batches = micro_batches(rows, self.settings.batch_tokens)
         collected = []
         with self.engine.using(self.adapter):
-            for done, batch in enumerate(batches, start=1):
+            self.optimizer.zero_grad()  # an update that was broken off leaves gradients behind
+            for batch in micro_batches(rows, self.settings.batch_tokens):
                 loss, stats = loss_of(batch, tokens, steps)
                 self.accelerator.backward(loss)
                 collected.append({**stats, "loss": float(loss.detach()) * tokens / max(stats["tokens"], 1.0)})
-                if progress is not None:
-                    progress(done, len(batches))
+                if on_rows is not None:
+                    on_rows(len(batch))
             norm = self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()

@@ -13,10 +13,10 @@ from dataclasses import fields
 from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 
-from agentcore.capabilities.perception import raw_percept
+from agentcore.capabilities.perception import FROM_TOOL, raw_percept
 from agentcore.environment import Json
 from agentcore.state import AgentUpdate, AgentView
-from memory import BeliefState, Fact, Statement
+from memory import BeliefChange, BeliefState, Fact, RuleUpdater, Statement, Updater
 
 LESSONS = ("lessons",)
 _FIELDS = {f.name for f in fields(Statement)}
@@ -31,6 +31,8 @@ class MemoryNode:
         count_tokens: the policy's token count, for the budget.
         budget: tokens that this node may show per turn.
         lessons: how many lessons may be recalled at the start of an episode.
+        updater: how observations change the belief; by default a correction stands against what a stale source goes
+            on saying.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class MemoryNode:
         count_tokens: Callable[[str], int],
         budget: int = 96,
         lessons: int = 1,
+        updater: Updater | None = None,
     ) -> None:
         self.store = store
         self.count_tokens = count_tokens
         self.budget = budget
         self.lessons = lessons
+        self.updater = updater or RuleUpdater(prefer="strongest", correction_reliability=0.999)
 
     def __call__(self, state: AgentView, runtime: Runtime[None]) -> AgentUpdate:
         # a per-episode view set by the runner must win over the store the graph was built with
@@ -52,15 +56,16 @@ class MemoryNode:
         percept = state.get("percept") or raw_percept(state)
         belief = BeliefState.from_json(state["belief"]) if state.get("belief") else BeliefState()
         statements = [Statement(**{k: v for k, v in s.items() if k in _FIELDS}) for s in percept["statements"]]
-        belief, changes = belief.update(statements, time=state.get("turn", 0))
-        contradicted = [_subject(c.before) for c in changes if c.op in ("UPDATE", "DELETE")]
+        belief, changes = belief.update(statements, time=state.get("turn", 0), updater=self.updater)
+        contradicted = [_subject(c.before) for c in changes if _overturned(c)]
 
         focus = focus_terms(state["task"]["instruction"], belief)
         news = [s for s in statements if not _from_result(s, state)]  # results are shown in full by themselves
         recalled = self._recall(store, state, belief, focus)
         lines = [s.text for s in news if _matters(s, focus)]
         lines += [f"{what}: {count}." for what, count in percept["open"].items()]
-        shown = self._fit([*recalled.values(), *lines])
+        notes = {s.text for s in news if s.subject is None}
+        shown = self._fit([*recalled.values(), *lines], notes)
         memory_ids = [i for i, text in recalled.items() if text in shown]
         # what does not matter yet, or did not fit, is filed and may be shown later
         filed = self._file(store, state, [s for s in news if s.text not in shown])
@@ -100,17 +105,16 @@ class MemoryNode:
             ids.append(s.evidence_id)
         return ids
 
-    def _fit(self, lines: list[str]) -> list[str]:
-        """The last lines that fit the budget; news is worth more than what came before it."""
-        kept: list[str] = []
+    def _fit(self, lines: list[str], notes: set[str]) -> list[str]:
+        """The lines that fit the budget, in their order. Facts go before notes, later lines before earlier ones."""
+        kept: set[int] = set()
         left = self.budget
-        for line in reversed(lines):
-            cost = self.count_tokens(line) + 1
-            if cost > left:
-                continue
-            kept.append(line)
-            left -= cost
-        return kept[::-1]
+        for i in sorted(range(len(lines)), key=lambda i: (lines[i] in notes, -i)):
+            cost = self.count_tokens(lines[i]) + 1
+            if cost <= left:
+                kept.add(i)
+                left -= cost
+        return [line for i, line in enumerate(lines) if i in kept]
 
 
 def focus_terms(instruction: str, belief: BeliefState) -> set[str]:
@@ -127,15 +131,25 @@ def focus_terms(instruction: str, belief: BeliefState) -> set[str]:
 
 def _from_result(statement: Statement, state: AgentView) -> bool:
     """Whether the statement was read in a tool result of this turn (by its text where perception is off)."""
-    if re.match(r"t\d+\.r", statement.evidence_id):
+    if statement.evidence_id.startswith(FROM_TOOL):
         return True
     results = (line.strip() for r in state.get("results", []) for line in r["content"].splitlines())
     return statement.text in results
 
 
 def _matters(statement: Statement, focus: set[str]) -> bool:
-    """Only a statement that is known to be about something else can wait; what has no subject may be the whole point."""
+    """Only a statement known to be about something else can wait; one without a subject may be the whole point."""
     return statement.subject is None or statement.subject.lower() in focus
+
+
+def _overturned(change: BeliefChange) -> bool:
+    """Whether a fact that was held is held no longer (one that was only doubted still is)."""
+    return change.op == "DELETE" or (
+        change.op == "UPDATE"
+        and change.before is not None
+        and change.after is not None
+        and change.before.id != change.after.id
+    )
 
 
 def _subject(fact: Fact | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 
@@ -13,6 +14,10 @@ _SENTENCE = re.compile(
 )
 _OPEN = re.compile(r"^(?P<what>[A-Z][\w ]+):\s+(?P<count>\d+)\.?$")
 _CORRECTIONS = ("correction", "update", "erratum")
+
+
+FROM_TOOL = "tool:"
+"""Evidence ids of what a tool said begin with this."""
 
 
 class PerceptionNode:
@@ -30,11 +35,12 @@ class PerceptionNode:
         statements: list[Json] = []
         open_matters: dict[str, int] = {}
         errors = [r["content"] for r in state.get("results", []) if not r["ok"]]
-        sources = [(f"t{turn}.r{i}", r["content"]) for i, r in enumerate(state.get("results", [])) if r["ok"]]
+        # what a tool says again is the same evidence, not more of it: its id is its content
+        sources = [(_source(r), r["content"]) for r in state.get("results", []) if r["ok"]]
         sources.append((f"t{turn}.o", state.get("observation", "")))
         for source, text in sources:
             for number, line in enumerate(_lines(text)):
-                matter = _OPEN.match(line) if source.endswith("o") else None
+                matter = _OPEN.match(line) if source == f"t{turn}.o" else None
                 if matter is not None:
                     open_matters[matter["what"]] = int(matter["count"])
                 else:
@@ -69,6 +75,11 @@ def raw_percept(state: AgentView) -> Json:
         for i, line in enumerate(line for text in texts for line in _lines(text))
     ]
     return {"statements": notes, "open": {}, "errors": []}
+
+
+def _source(result: Json) -> str:
+    digest = hashlib.blake2b(result["content"].encode("utf-8", "replace"), digest_size=6).hexdigest()
+    return f"{FROM_TOOL}{result.get('name') or 'tool'}:{digest}"
 
 
 def _lines(text: str) -> Sequence[str]:

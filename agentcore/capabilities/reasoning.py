@@ -1,7 +1,8 @@
 """Reasoning: the decision. What is known, planned and new becomes a prompt, and the policy chooses.
 
-Two prompt layouts (see docs): ``append`` lets the conversation grow and re-renders it from the belief only when
-it exceeds the context budget; ``rewrite`` renders the belief anew in every turn.
+Prompt layouts: ``append`` lets the conversation grow and re-renders it from the belief only when it exceeds the context
+budget; ``rewrite`` renders the belief anew in every turn; ``window`` has no belief and drops the oldest messages, as a
+plain chat loop would. None of them exceeds the context budget.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveM
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from agentcore.assembly import calls_of
-from agentcore.capabilities.memory import as_notes
+from agentcore.capabilities.memory import as_notes, focus_terms
 from agentcore.capabilities.perception import raw_percept
 from agentcore.environment import Json, ToolSpec
 from agentcore.events import CONTEXT_EVENT
 from agentcore.state import AgentUpdate, AgentView
 from memory import BeliefState
 
-Layout = Literal["append", "rewrite"]
+Layout = Literal["append", "rewrite", "window"]
+
+
+MESSAGE_TOKENS = 6
+"""What a chat template adds to a message, about."""
 
 
 class ReasoningNode:
@@ -32,7 +37,7 @@ class ReasoningNode:
         policy: any chat model; tools are bound to it.
         tools: what is offered.
         system: system prompt.
-        layout: ``append`` or ``rewrite``.
+        layout: ``append``, ``rewrite`` or ``window``.
         context_budget: prompt tokens after which ``append`` re-renders from the belief.
         belief_budget: tokens of the belief in a rendered prompt.
         history: False makes a reactive policy that sees only the task and the present turn.
@@ -52,6 +57,8 @@ class ReasoningNode:
     ) -> None:
         self.model = policy.bind_tools([t.as_openai() for t in tools])
         self.system = system
+        codec = getattr(policy, "codec", None)
+        self.tool_tokens = count_tokens(codec.format.describe([t.as_openai() for t in tools])) if codec else 0
         self.count_tokens = count_tokens
         self.layout = layout
         self.context_budget = context_budget
@@ -80,18 +87,34 @@ class ReasoningNode:
 
     # -- the prompt -----------------------------------------------------------------------------------------
 
-    def _prompt(self, state: AgentView) -> tuple[list[AnyMessage], list[Any]]:
+    def _prompt(self, state: AgentView) -> tuple[list[Any], list[Any]]:
         """The messages to send, and the update of the ``messages`` channel before the reply."""
         past = list(state.get("messages", []))
-        if self.layout == "append" and self.history:
-            new: list[AnyMessage] = [HumanMessage(self._turn_text(state, first=not past))]
-            if not past:
-                new.insert(0, SystemMessage(self.system))
-            prompt = [*past, *new]
-            if self._tokens(prompt) <= self.context_budget:
-                return prompt, new
+        new: list[AnyMessage] = [HumanMessage(self._turn_text(state, first=not past))]
+        if not past:
+            new.insert(0, SystemMessage(self.system))
+        if self.layout == "window" and self.history:
+            return self._window(state, [*past, *new]), new
+        if self.layout == "append" and self.history and self._tokens([*past, *new]) <= self.context_budget:
+            return [*past, *new], new
         prompt = [SystemMessage(self.system), HumanMessage(self._rendered(state))]
         return prompt, [RemoveMessage(id=REMOVE_ALL_MESSAGES), *prompt] if past else list(prompt)
+
+    def _window(self, state: AgentView, messages: list[AnyMessage]) -> list[AnyMessage]:
+        """System prompt, task, and as many of the last messages as fit; the very last one is cut if it must be."""
+        head: list[AnyMessage] = [messages[0], HumanMessage(state["task"]["instruction"])]
+        left = self.context_budget - self._tokens(head)
+        tail: list[AnyMessage] = []
+        for message in reversed(messages[1:]):
+            cost = self._tokens([message])
+            if cost > left and not tail:
+                text = fit_text(str(message.content), left - MESSAGE_TOKENS, self.count_tokens)
+                return [*head, HumanMessage(text)]
+            if cost > left:
+                return [*head, *tail]
+            tail.insert(0, message)
+            left -= cost
+        return messages
 
     def _turn_text(self, state: AgentView, *, first: bool) -> str:
         parts = [state["task"]["instruction"]] if first else []
@@ -104,18 +127,35 @@ class ReasoningNode:
     def _rendered(self, state: AgentView) -> str:
         """The task, the belief within its budget, and the present turn: what is left of the past is the belief."""
         instruction = state["task"]["instruction"]
-        projection = _belief(state).project(instruction, budget=self.belief_budget, count_tokens=self.count_tokens)
-        parts = [instruction]
-        if projection.text and self.history:
-            parts.append(projection.text)
-        parts += [r["content"] for r in state.get("results", [])] + _news(state)
         open_steps = [s["text"] for s in state.get("plan", []) if s["status"] == "open" and s["kind"] != "act"]
-        if open_steps:
-            parts.append(f"Plan: {', '.join(open_steps)}.")
+        plan = f"Plan: {', '.join(open_steps)}." if open_steps else ""
+        fixed: list[AnyMessage] = [SystemMessage(self.system), HumanMessage("\n".join((instruction, plan)))]
+        left = self.context_budget - self._tokens(fixed)
+        present = "\n".join([*(r["content"] for r in state.get("results", [])), *_news(state)])
+        present = fit_text(present, left // 2, self.count_tokens)
+        left -= self.count_tokens(present) + 2
+        budget = max(0, min(self.belief_budget, left))
+        held = _belief(state)
+        query = " ".join([instruction, *sorted(focus_terms(instruction, held))])  # what the task leads on to counts too
+        belief = held.project(query, budget=budget, count_tokens=self.count_tokens).text
+        parts = [instruction, belief if self.history else "", present, plan]
         return "\n".join(p for p in parts if p)
 
     def _tokens(self, messages: Sequence[AnyMessage]) -> int:
-        return sum(self.count_tokens(str(m.content)) + 6 for m in messages)
+        """Tokens of messages, those of the tools' description and of each message's frame included."""
+        own = self.tool_tokens if messages and isinstance(messages[0], SystemMessage) else 0
+        return own + sum(self.count_tokens(str(m.content)) + MESSAGE_TOKENS for m in messages)
+
+
+def fit_text(text: str, budget: int, count_tokens: Callable[[str], int]) -> str:
+    """The beginning of a text, cut so that it counts at most ``budget`` tokens; a cut is marked."""
+    if count_tokens(text) <= budget:
+        return text
+    low, high = 0, len(text)
+    while low < high:  # the longest beginning that fits
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count_tokens(text[:middle] + " […]") <= budget else (low, middle - 1)
+    return text[:low] + " […]" if low else ""
 
 
 def _belief(state: AgentView) -> BeliefState:

@@ -41,7 +41,9 @@ def reflect(state: AgentView) -> str:
     facts = (state.get("belief") or {}).get("facts", [])
     if any(f.get("until") is not None for f in facts):
         return "use the corrected value, not the first one."
-    unfinished = [s["text"] for s in state.get("plan", []) if s["status"] == "open" and s["kind"] not in ("answer", "act")]
+    unfinished = [
+        s["text"] for s in state.get("plan", []) if s["status"] == "open" and s["kind"] not in ("answer", "act")
+    ]
     if unfinished:
         return "finish the plan before answering."
     return "check each value before answering."

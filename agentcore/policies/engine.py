@@ -115,6 +115,7 @@ class Engine:
 
     def bump(self, name: str) -> int:
         """Note that the weights of adapter ``name`` changed; its cached keys and values are of no use any more."""
+        self._folded.restore()
         self.versions[name] = self.versions.get(name, 0) + 1
         self._slots.clear()
         return self.versions[name]

@@ -85,7 +85,7 @@ def load_model(name: str = DEFAULT_MODEL, *, dtype: str = "float32", device: str
     if not isinstance(precision, torch.dtype):
         raise PolicyError(f"Unknown dtype {dtype!r}; use float32, bfloat16 or float16.")
     source = _resolve(name)
-    offline = not Path(source).is_dir() and not _hub_reachable()
+    offline = not _is_folder(source) and not _hub_reachable()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
         if not getattr(tokenizer, "chat_template", None):
@@ -110,12 +110,16 @@ def canonical_name(name: str) -> str:
     """One name for one model: the default's in lower case, a folder's in full."""
     if name.lower() == DEFAULT_MODEL:
         return DEFAULT_MODEL
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
+    return str(Path(name).resolve()) if _is_folder(name) else name
 
 
 def same_model(a: str, b: str) -> bool:
     """Whether two names mean the same model."""
     return canonical_name(a) == canonical_name(b)
+
+
+def _is_folder(name: str) -> bool:
+    return bool(name.strip()) and Path(name).is_dir()
 
 
 def _hub_reachable() -> bool:
@@ -134,7 +138,7 @@ def _hub_reachable() -> bool:
 def _unknown(name: str, offline: bool, error: Exception) -> str:
     """One sentence on why ``name`` could not be loaded."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-    if Path(name).is_dir():
+    if _is_folder(name):
         return f"The folder {name!r} holds no model that can be read ({reason}). Name one with config and weights."
     if offline:
         reason = "the hub can't be reached, and its local cache does not hold it"
@@ -205,7 +209,7 @@ def _identity(name: str, source: str, model: Any) -> ModelIdentity:
 
 def _weights_folder(source: str) -> Path | None:
     """The folder that a model's files were read from: itself, or where the hub's cache keeps them."""
-    if Path(source).is_dir():
+    if _is_folder(source):
         return Path(source)
     from huggingface_hub import try_to_load_from_cache
 

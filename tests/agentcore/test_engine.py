@@ -35,10 +35,11 @@ def add_adapter(engine: Engine, name: str, seed: int, scale: float = 0.5) -> Non
     from peft import LoraConfig, PeftModel, get_peft_model
 
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
-    if isinstance(engine.model, PeftModel):
-        engine.model.add_adapter(name, config)
-    else:
-        engine.model = get_peft_model(engine.model, config, adapter_name=name)
+    with engine.using(None):  # nothing folded in
+        if isinstance(engine.model, PeftModel):
+            engine.model.add_adapter(name, config)
+        else:
+            engine.model = get_peft_model(engine.model, config, adapter_name=name)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, parameter in engine.model.named_parameters():
@@ -123,10 +124,10 @@ def test_turns_from_kept_keys_and_values_equal_fresh_ones(tiny_engine: Make) -> 
 
 def test_a_rewritten_prompt_uses_only_what_it_starts_with(tiny_engine: Make) -> None:
     engine = tiny_engine()
-    old = request(50, episode="a")
+    old = request(50, episode="e")
     engine.generate([old])
     for changed in (old.prompt_ids[:30] + (9, 9, 9), (7, *old.prompt_ids[1:]), old.prompt_ids[:20], old.prompt_ids):
-        r = GenerationRequest(changed, 3, 8, 1.0, episode="a")
+        r = GenerationRequest(changed, 3, 8, 1.0, episode="e")
         assert_equal(engine.generate([r])[0], tiny_engine().generate([GenerationRequest(changed, 3, 8, 1.0)])[0])
 
 
@@ -173,7 +174,6 @@ def test_draws_follow_the_distribution() -> None:
 def test_random_numbers_do_not_depend_on_how_many_are_asked_for() -> None:
     assert uniforms(7, 3).tolist() == uniforms(7, 40)[:3].tolist()
     assert uniforms(2**70 + 1, 1).tolist() != uniforms(2, 1).tolist()
-    assert uniforms(0, 2).tolist() == [0.0, 0.0]
 
 
 # Adapters
@@ -182,9 +182,9 @@ def test_random_numbers_do_not_depend_on_how_many_are_asked_for() -> None:
 @pytest.mark.parametrize("fold", [True, False])
 def test_rows_of_different_adapters_in_one_call(tiny_engine: Make, fold: bool) -> None:
     engine = tiny_engine(fold=fold)
-    add_adapter(engine, "a", 1)
-    add_adapter(engine, "b", 2)
-    names = [None, "a", "b", "a", None]
+    add_adapter(engine, "one", 1)
+    add_adapter(engine, "two", 2)
+    names = [None, "one", "two", "one", None]
     batch = [request(30, key=1, adapter=name, episode=f"e{i}") for i, name in enumerate(names)]
     for _ in range(2):  # the second time from kept keys and values
         results = engine.generate(batch)
@@ -199,26 +199,26 @@ def test_rows_of_different_adapters_in_one_call(tiny_engine: Make, fold: bool) -
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_new_version_forgets_the_old_ones_keys_and_values(tiny_engine: Make, fold: bool) -> None:
     engine = tiny_engine(fold=fold)
-    add_adapter(engine, "a", 1)
-    r = request(40, adapter="a", episode="e")
+    add_adapter(engine, "one", 1)
+    r = request(40, adapter="one", episode="e")
     before = engine.generate([r])[0]
-    with engine.using("a") as model, torch.no_grad():
+    with engine.using("one") as model, torch.no_grad():
         for key, parameter in model.named_parameters():
-            if ".a." in key:
+            if ".one." in key:
                 parameter.mul_(-1.5)
-        engine.bump("a")
+        engine.bump("one")
     after = engine.generate([r])[0]
     assert (before.adapter_version, after.adapter_version) == (1, 2)
-    assert after.logprobs == pytest.approx(forward_logprobs(engine, "a", r, after), abs=1e-4)
+    assert after.logprobs == pytest.approx(forward_logprobs(engine, "one", r, after), abs=1e-4)
     assert before.ids != after.ids
 
 
 def test_folding_gives_back_the_very_same_weights(tiny_engine: Make) -> None:
     engine = tiny_engine(fold=True)
-    add_adapter(engine, "a", 1)
+    add_adapter(engine, "one", 1)
     before = {k: v.clone() for k, v in engine.model.state_dict().items()}
-    engine.generate([request(20, adapter="a")])
-    with engine.using("a"):
+    engine.generate([request(20, adapter="one")])
+    with engine.using("one"):
         pass
     after = engine.model.state_dict()
     assert before.keys() == after.keys()
@@ -238,45 +238,45 @@ def test_using_switches_and_switches_back(tiny_engine: Make, fold: bool) -> None
     base = logits()
     with engine.using(None):  # before there is any adapter
         assert torch.equal(logits(), base)
-    add_adapter(engine, "a", 1)
-    add_adapter(engine, "b", 2)
-    with engine.using("a"):
+    add_adapter(engine, "one", 1)
+    add_adapter(engine, "two", 2)
+    with engine.using("one"):
         a = logits()
-        with engine.using("b"):
+        with engine.using("two"):
             b = logits()
         with engine.using(None):
             assert torch.equal(logits(), base)
-            with engine.using("b"):
+            with engine.using("two"):
                 assert torch.equal(logits(), b)
             assert torch.equal(logits(), base)
-        engine.generate([request(20, adapter=n) for n in ("a", "b", None)])
+        engine.generate([request(20, adapter=n) for n in ("one", "two", None)])
         assert torch.equal(logits(), a)
     with pytest.raises(RuntimeError), engine.using(None):
         raise RuntimeError
-    with engine.using("b"):
+    with engine.using("two"):
         assert torch.equal(logits(), b)
     assert not torch.equal(a, base) and not torch.equal(a, b)
 
 
 def test_gradients_reach_the_adapter_after_anything_else_was_used(tiny_engine: Make) -> None:
     engine = tiny_engine(fold=True)
-    add_adapter(engine, "a", 1)
-    add_adapter(engine, "b", 2)
-    engine.generate([request(20, adapter=n) for n in ("a", "b", None)])
+    add_adapter(engine, "one", 1)
+    add_adapter(engine, "two", 2)
+    engine.generate([request(20, adapter=n) for n in ("one", "two", None)])
     with engine.using(None):
         pass
-    with engine.using("a") as model:
+    with engine.using("one") as model:
         model(input_ids=torch.tensor([request(20).prompt_ids])).logits.sum().backward()
     grads = {k for k, p in engine.model.named_parameters() if p.grad is not None}
-    assert grads and all(".a." in k for k in grads)
+    assert grads and all(".one." in k for k in grads)
 
 
 def test_an_unknown_adapter_is_refused(tiny_engine: Make) -> None:
     engine = tiny_engine()
     with pytest.raises(PolicyError, match=r"No adapter 'x' is loaded \(loaded: none\)"):
         engine.generate([request(5, adapter="x")])
-    add_adapter(engine, "a", 1)
-    with pytest.raises(PolicyError, match=r"loaded: a\)"), engine.using("x"):
+    add_adapter(engine, "one", 1)
+    with pytest.raises(PolicyError, match=r"loaded: one\)"), engine.using("x"):
         pass
     assert engine.generate([request(5)]), "the lock was given back"
 
@@ -287,7 +287,7 @@ def test_an_unknown_adapter_is_refused(tiny_engine: Make) -> None:
 def save(engine: Engine, name: str, folder: Path) -> Path:
     """As peft saves it, noting the engine's name as the base."""
     engine.model.peft_config[name].base_model_name_or_path = engine.identity.name
-    engine.model.save_pretrained(str(folder), selected_adapters=[name])
+    engine.model.save_pretrained(str(folder), selected_adapters=[name], save_embedding_layers=False)
     return folder / name if (folder / name).is_dir() else folder
 
 
@@ -299,7 +299,7 @@ def test_a_saved_adapter_gives_the_same_replies(tiny_engine: Make, tmp_path: Pat
     folder = save(trained, "policy", tmp_path / "saved")
     engine = tiny_engine(fold=fold)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # peft warns where base names differ, and of modules it finds twice
+        warnings.simplefilter("error", UserWarning)  # peft warns where base names differ, and of modules it finds twice
         for _ in range(2):  # the second time in place of the first
             engine.load_adapter("mine", folder)
         engine.load_adapter("again", folder)
@@ -354,7 +354,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was(
     with pytest.raises(PolicyError, match="No adapter 'bad'"):
         engine.generate([request(5, adapter="bad")])
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         add_adapter(engine, "later", 1)
     assert engine.generate([request(5, adapter="later")])
 
