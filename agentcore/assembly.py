@@ -88,12 +88,11 @@ def superseded(nodes: Iterable[NodeSeen]) -> set[str]:
     listed = list(nodes)
     by_id = {n.id: n for n in listed}
     last = {n.ns: n.attempt for n in listed}  # attempts are counted up, in order
-    first: dict[tuple[str, str], int] = {}
-    """By scope and outer node run: the earliest superstep."""
+    first: dict[str, int] = {}
+    """By outer node run: the earliest superstep of what lies in it."""
     for n in listed:
         if n.outer is not None:
-            key = (n.scope, n.outer)
-            first[key] = min(n.superstep, first.get(key, n.superstep))
+            first[n.outer] = min(n.superstep, first.get(n.outer, n.superstep))
 
     def replaced(n: NodeSeen) -> bool:
         if n.attempt < last[n.ns]:
@@ -102,7 +101,7 @@ def superseded(nodes: Iterable[NodeSeen]) -> set[str]:
         if outer is None:
             return False
         later = (m for m in listed if m.ns == outer.ns and m.attempt > outer.attempt)
-        again = any(first.get((n.scope, m.id), math.inf) <= n.superstep for m in later)
+        again = any(first.get(m.id, math.inf) <= n.superstep for m in later)
         return again or (outer.outer is not None and replaced(outer))
 
     return {n.id for n in listed if replaced(n)}

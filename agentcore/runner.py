@@ -22,7 +22,7 @@ from agentcore.environment_node import agent_input
 from agentcore.errors import AgentCoreError, ContextOverflowError, SpecError
 from agentcore.keys import derive_key
 from agentcore.policies.local import EPISODE_ID, EPISODE_KEY
-from agentcore.recorder import Recorder
+from agentcore.recorder import Recorder, describe
 from agentcore.trace import Reward, Trace
 from memory import FaissStore, Overlay, Snapshot
 
@@ -177,7 +177,7 @@ class _Runner:
             if _is_ours(error):
                 raise
             outcome = "failed"
-            recorder.problems.append("".join(traceback.format_exception_only(error)).strip()[:1000])
+            recorder.problems.append(describe(error))
         for policy in recorder.policies:
             if not any(p is policy for p in policies):
                 policies.append(policy)

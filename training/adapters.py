@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from safetensors import SafetensorError
 
 from agentcore.errors import PolicyError
 from agentcore.policies.engine import Engine
@@ -94,10 +102,13 @@ def load_weights(engine: Engine, name: str, folder: Path) -> None:
     with engine.using(name) as model:
         try:
             weights = load_peft_weights(str(folder), device="cpu")
-            found: Any = set_peft_model_state_dict(model, weights, adapter_name=name)
-        except (OSError, ValueError, RuntimeError) as error:  # not there; damaged; of another rank
+        except (OSError, ValueError, SafetensorError) as error:  # not there, or damaged
             raise PolicyError(f"The adapter in {folder} can't be loaded: {str(error).splitlines()[0][:200]}") from error
-        wrong = [*found.unexpected_keys, *(k for k in found.missing_keys if f".{name}." in k)]
-        if wrong:
-            raise PolicyError(f"The adapter in {folder} has other layers than the one in use (the first: {wrong[0]}).")
+        held = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        own = {k: v.shape for k, v in held.items()}
+        given = {k: v.shape for k, v in weights.items()}
+        if own != given:
+            wrong = next(k for k in sorted({*own, *given}) if own.get(k) != given.get(k))
+            raise PolicyError(f"The adapter in {folder} was made with other LoRA settings (the first: {wrong}).")
+        set_peft_model_state_dict(model, weights, adapter_name=name)
         engine.bump(name)

@@ -74,7 +74,7 @@ class RlSettings:
     validate_every: int = 2
     """Iterations between validations; validation success picks the adapter that is kept."""
     normalise: bool = True
-    """Divide the advantages by their root mean square over the batch: the step size then does not follow their scale."""
+    """Divide the advantages by their root mean square over the batch, so that their scale sets no step size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def find_policies(
     result = rollout(graph, planned, to_input=to_input, reward=reward, memory=memory)
     local = [p for p in result.policies if isinstance(p, LocalChatModel)]
     if not local:
-        problems = "; ".join(result.traces[0].problems) or "it made no call of a LocalChatModel"
+        problems = " ".join("; ".join(result.traces[0].problems).split()) or "it made no call of a LocalChatModel"
         raise PolicyError(
             f"No policy that can be trained acted in the graph ({problems}). Use agentcore.LocalChatModel in a node; "
             "other chat models can act, but hand over no tokens to train on."
