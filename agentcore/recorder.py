@@ -321,10 +321,7 @@ class Recorder(BaseCallbackHandler):
                 manifest=dict(manifest or {}),
                 meta=dict(meta or {}),
             )
-            for reward, node in self._rewards:
-                if node not in gone:
-                    trace = trace.with_reward(reward)
-            return trace
+            return trace.with_rewards(reward for reward, node in self._rewards if node not in gone)
 
 
 def _tool(tool: Any) -> Json:

@@ -5,6 +5,7 @@ A trace file is JSON lines, one record a line, append-only; see :mod:`agentcore.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -169,19 +170,28 @@ class Trace:
         return [r for r in self.rewards if r.target in ("step", "call") and r.target_id in ids]
 
     def with_reward(self, reward: Reward) -> Trace:
-        """A copy with one more reward.
+        """A copy with one more reward; raises as :meth:`with_rewards` does."""
+        return self.with_rewards([reward])
+
+    def with_rewards(self, rewards: Iterable[Reward]) -> Trace:
+        """A copy with more rewards.
 
         Raises:
             DuplicateRewardError: if the target already has that component. Two writers are an error, not a sum.
         """
-        for other in self.rewards:
-            if (other.target, other.target_id, other.component) == (reward.target, reward.target_id, reward.component):
+        given = {(r.target, r.target_id, r.component): r for r in self.rewards}
+        added = list(rewards)
+        for reward in added:
+            key = (reward.target, reward.target_id, reward.component)
+            other = given.get(key)
+            if other is not None:
                 raise DuplicateRewardError(
                     f"Trace {self.id}: {reward.component!r} on {reward.target} {reward.target_id} was already set by "
                     f"{other.source} ({other.value}); {reward.source} set it again ({reward.value}). Give the "
                     "second writer a component of its own."
                 )
-        return replace(self, rewards=(*self.rewards, reward))
+            given[key] = reward
+        return replace(self, rewards=(*self.rewards, *added))
 
     def component_totals(self) -> dict[str, float]:
         """Sum of every reward component over the whole trace."""

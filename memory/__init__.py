@@ -1,6 +1,8 @@
 """Memory for agents: a LangGraph store on FAISS and SQLite, retrieval, and a belief state on top of them."""
 
 from memory.belief import BeliefState, Updater
+from memory.belief_memory import BeliefMemory, Observation
+from memory.corpus import Fields
 from memory.embedding import Embedder, HashingEmbedder, WordLlamaEmbedder
 from memory.errors import (
     BadValueError,
@@ -15,7 +17,7 @@ from memory.errors import (
 )
 from memory.projection import Projection
 from memory.records import BeliefChange, Evidence, Fact, Hypothesis, Progress, Question, Statement
-from memory.retrieval import Hit, Retriever
+from memory.retrieval import Hit, Retriever, Weights
 from memory.snapshot import Overlay, Snapshot
 from memory.store import FaissStore
 from memory.updating import RuleUpdater
@@ -24,6 +26,7 @@ __all__ = [
     "BadValueError",
     "BeliefChange",
     "BeliefError",
+    "BeliefMemory",
     "BeliefState",
     "BudgetError",
     "CorruptStoreError",
@@ -32,10 +35,12 @@ __all__ = [
     "Evidence",
     "Fact",
     "FaissStore",
+    "Fields",
     "HashingEmbedder",
     "Hit",
     "Hypothesis",
     "MemoryStoreError",
+    "Observation",
     "Overlay",
     "Progress",
     "Projection",
@@ -48,5 +53,6 @@ __all__ = [
     "StoreClosedError",
     "StoreConfigError",
     "Updater",
+    "Weights",
     "WordLlamaEmbedder",
 ]

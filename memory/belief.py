@@ -87,14 +87,14 @@ class BeliefState:
         raise BeliefError(f"The belief has no fact {fact_id!r}; it knows {len(self.facts)} facts.")
 
     def find(self, subject: str | None, relation: str | None) -> tuple[Fact, ...]:
-        """The facts held about that subject and relation (compared without case and spacing)."""
-        wanted = (normal(subject), normal(relation))
-        return tuple(f for f in self.active if f.subject and (normal(f.subject), normal(f.relation)) == wanted)
+        """The facts held about that subject and relation (compared without case and spacing); notes claim nothing."""
+        return tuple(fact for fact in self.history(subject, relation) if fact.active)
 
     def history(self, subject: str | None, relation: str | None) -> tuple[Fact, ...]:
         """Everything that was ever held about that subject and relation, oldest first."""
         wanted = (normal(subject), normal(relation))
-        return tuple(f for f in self.facts if f.subject and (normal(f.subject), normal(f.relation)) == wanted)
+        claims = (fact for fact in self.facts if fact.subject and fact.kind != "note")
+        return tuple(fact for fact in claims if (normal(fact.subject), normal(fact.relation)) == wanted)
 
     def as_of(self, time: float) -> BeliefState:
         """The belief as it was at ``time``: later facts, evidence, answers and summaries are undone."""

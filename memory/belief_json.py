@@ -14,6 +14,8 @@ from memory.records import (
     evidence_from_json,
     fact_from_json,
     fact_to_json,
+    number,
+    optional_number,
 )
 
 if TYPE_CHECKING:
@@ -62,17 +64,21 @@ def fields_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
         found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
         raise BeliefError(f"Not a belief of schema {SCHEMA} (found {found!r}); pass what to_json() returned.")
     try:
-        return dict(
-            facts=tuple(fact_from_json(fact) for fact in data["facts"]),
-            hypotheses=tuple(
-                Hypothesis(**{**guess, "evidence": evidence_from_json(guess["evidence"])})
+        return {
+            "facts": tuple(fact_from_json(fact) for fact in data["facts"]),
+            "hypotheses": tuple(
+                Hypothesis(**{**guess, **_times(guess), "evidence": evidence_from_json(guess["evidence"])})
                 for guess in data["hypotheses"]
             ),
-            questions=tuple(Question(**question) for question in data["questions"]),
-            progress=tuple(Progress(str(key), str(text), when) for key, text, when in data["progress"]),
-            time=data["time"],
-            revision=str(data["revision"]),
-            counter=int(data["counter"]),
-        )
+            "questions": tuple(Question(**{**question, **_times(question)}) for question in data["questions"]),
+            "progress": tuple(Progress(str(key), str(text), number(when)) for key, text, when in data["progress"]),
+            "time": number(data["time"]),
+            "revision": str(data["revision"]),
+            "counter": int(data["counter"]),
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise BeliefError(f"A belief record is incomplete or malformed: {error!r}.") from error
+
+
+def _times(record: Mapping[str, Any]) -> dict[str, float | None]:
+    return {"since": number(record["since"]), "until": optional_number(record["until"])}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, ParamSpec
 
 import click
+from langgraph.store.base import InvalidNamespaceError
 
 from memory import care
 from memory.embedding import EmbedderLike, HashingEmbedder
@@ -30,7 +31,7 @@ def _reporting(command: Callable[_P, None]) -> Callable[_P, None]:
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except (MemoryStoreError, OSError) as error:
+        except (MemoryStoreError, InvalidNamespaceError, OSError) as error:
             raise click.ClickException(str(error)) from error
 
     return run

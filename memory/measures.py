@@ -26,7 +26,9 @@ def evidence_recall(text: str, evidence: Collection[str]) -> float:
 
 
 def _held(belief: BeliefState) -> list[tuple[Key, Fact]]:
-    return [(key_of(fact.subject, fact.relation), fact) for fact in belief.active if fact.subject]
+    return [
+        (key_of(fact.subject, fact.relation), fact) for fact in belief.active if fact.subject and fact.kind != "note"
+    ]
 
 
 def update_error(belief: BeliefState, truth: Truth) -> float:

@@ -175,15 +175,16 @@ def fact_to_json(fact: Fact) -> Json:
 def fact_from_json(data: Mapping[str, Any]) -> Fact:
     """The fact that :func:`fact_to_json` wrote; raises :class:`BeliefError` on anything else."""
     try:
-        rest = {name: data.get(name) for name in ("subject", "relation", "value", "until", "replaced_by")}
+        rest = {name: data.get(name) for name in ("subject", "relation", "value", "replaced_by")}
         return Fact(
             id=str(data["id"]),
             text=str(data["text"]),
             evidence=evidence_from_json(data["evidence"]),
-            since=data["since"],
+            since=number(data["since"]),
             kind=data["kind"],
             parents=tuple(str(parent) for parent in data.get("parents", ())),
-            folded=tuple((period[0], period[1]) for period in data.get("folded", ())),
+            until=optional_number(data.get("until")),
+            folded=tuple((number(period[0]), optional_number(period[1])) for period in data.get("folded", ())),
             **rest,
         )
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
@@ -192,4 +193,16 @@ def fact_from_json(data: Mapping[str, Any]) -> Fact:
 
 def evidence_from_json(data: Any) -> tuple[Evidence, ...]:
     """Evidence from its ``[id, time, weight]`` triples."""
-    return tuple(Evidence(str(name), when, float(weight)) for name, when, weight in data)
+    return tuple(Evidence(str(name), number(when), float(number(weight))) for name, when, weight in data)
+
+
+def number(value: Any) -> float:
+    """A finite number as it is (times may be integers); raises TypeError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a number")
+    return value
+
+
+def optional_number(value: Any) -> float | None:
+    """A number or None."""
+    return None if value is None else number(value)

@@ -55,7 +55,8 @@ class RuleUpdater:
         """Held facts that speak of the same thing; a claim without a subject is about its own text only."""
         if statement.subject and statement.kind != "note":
             return list(belief.find(statement.subject, statement.relation))
-        return [fact for fact in belief.active if not fact.subject and normal(fact.text) == normal(statement.text)]
+        loose = (fact for fact in belief.active if fact.kind == "note" or not fact.subject)
+        return [fact for fact in loose if normal(fact.text) == normal(statement.text)]
 
     def _agrees(self, fact: Fact, statement: Statement) -> bool:
         if not statement.subject or statement.kind == "note":

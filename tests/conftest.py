@@ -44,7 +44,8 @@ def tiny_tokenizer() -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator([_CORPUS] * 3, trainer)
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
+    wrap: Any = PreTrainedTokenizerFast
+    fast = wrap(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
     fast.chat_template = CHATML
     return fast
 
@@ -73,7 +74,8 @@ def tiny_model(tiny_tokenizer: Any) -> Callable[..., Any]:
             **changes,
         )
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config).eval()
+        model: Any = LlamaForCausalLM(config)
+        return model.eval()
 
     return make
 

@@ -152,7 +152,7 @@ class LocalChatModel(BaseChatModel):
     ) -> ChatResult:
         run_id: UUID = run_manager.run_id if run_manager is not None else uuid4()
         text = self._codec.remember(run_id.hex, listed, tools, request.prompt_ids, result.ids)
-        parsed = self._codec.parse(text, tools, f"call-{run_id.hex[:12]}")
+        parsed = self._codec.parse(text, tools, f"call-{run_id.hex}")
         calls = tuple(p.call for p in parsed)
         tokens = Tokens(
             prompt_ids=request.prompt_ids,

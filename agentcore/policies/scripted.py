@@ -107,5 +107,5 @@ class ExpertPolicy(ScriptedChatModel):
         action = self.plans[episode].pop(0)
         write = FORMATS[self.tool_format].write
         text = "\n".join([action.text, *(write(c.name, c.args) for c in action.calls)]).strip()
-        calls = [replace(c, id=f"call-{run_manager.run_id.hex[:12]}-{i}") for i, c in enumerate(action.calls)]
+        calls = [replace(c, id=f"call-{run_manager.run_id.hex}-{i}") for i, c in enumerate(action.calls)]
         return ChatResult(generations=[ChatGeneration(message=to_message(text, calls))])

@@ -8,9 +8,9 @@ import inspect
 import math
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from agentcore.errors import AgentCoreError, SpecError
 
@@ -83,15 +83,23 @@ def run_limited(function: Callable[..., T], /, *args: Any, seconds: float, **kwa
     return cast(T, value)
 
 
+@overload
 async def arun_limited(
-    function: Callable[..., T] | Callable[..., Awaitable[T]], /, *args: Any, seconds: float, **kwargs: Any
-) -> T:
+    function: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, seconds: float, **kwargs: Any
+) -> T: ...
+
+
+@overload
+async def arun_limited(function: Callable[..., T], /, *args: Any, seconds: float, **kwargs: Any) -> T: ...
+
+
+async def arun_limited(function: Callable[..., Any], /, *args: Any, seconds: float, **kwargs: Any) -> Any:
     """As :func:`run_limited`, without blocking the event loop; coroutine functions run on the loop.
 
     A coroutine that overstays is cancelled, and not waited for.
     """
     if inspect.iscoroutinefunction(function):
-        task: asyncio.Future[T] = asyncio.ensure_future(function(*args, **kwargs))
+        task: asyncio.Future[Any] = asyncio.ensure_future(function(*args, **kwargs))
         try:
             done, _ = await asyncio.wait({task}, timeout=seconds)
         finally:
@@ -102,17 +110,17 @@ async def arun_limited(
 
     loop = asyncio.get_running_loop()
     # The outcome is a value, not the future's exception: a future refuses to hold a StopIteration.
-    answer: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+    answer: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-    def settle(value: T | None, error: BaseException | None) -> None:
+    def settle(value: Any, error: BaseException | None) -> None:
         if not answer.done():
             answer.set_result((value, error))
 
-    def report(value: T | None, error: BaseException | None) -> None:
+    def report(value: Any, error: BaseException | None) -> None:
         if not loop.is_closed():  # closed: the function overstayed, and nobody waits any more
             loop.call_soon_threadsafe(settle, value, error)
 
-    _start(lambda: cast(T, function(*args, **kwargs)), report)
+    _start(lambda: function(*args, **kwargs), report)
     done_answers, _ = await asyncio.wait({answer}, timeout=seconds)
     if not done_answers:
         answer.cancel()
@@ -120,7 +128,7 @@ async def arun_limited(
     value, error = answer.result()
     if error is not None:
         raise error
-    return cast(T, value)
+    return value
 
 
 def _start(work: Callable[[], T], report: Callable[[T | None, BaseException | None], None]) -> None:

@@ -43,7 +43,8 @@ def odd_ids(codec: ChatCodec, text: str) -> tuple[int, ...]:
 def _byte(value: int) -> str:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    symbol: str = bytes_to_unicode()[value]
+    table: Any = bytes_to_unicode
+    symbol: str = table()[value]
     return symbol
 
 

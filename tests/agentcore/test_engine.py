@@ -49,7 +49,9 @@ def add_adapter(engine: Engine, name: str, seed: int, scale: float = 0.5) -> Non
     engine.bump(name)
 
 
-def forward_logprobs(engine: Engine, adapter: str | None, r: GenerationRequest, result: GenerationResult) -> list[float]:
+def forward_logprobs(
+    engine: Engine, adapter: str | None, r: GenerationRequest, result: GenerationResult
+) -> list[float]:
     """Log-probabilities of the sampled tokens by a plain forward pass."""
     ids = torch.tensor([[*r.prompt_ids, *result.ids]])
     with engine.using(adapter) as model, torch.no_grad():
@@ -126,7 +128,7 @@ def test_a_rewritten_prompt_uses_only_what_it_starts_with(tiny_engine: Make) -> 
     engine = tiny_engine()
     old = request(50, episode="e")
     engine.generate([old])
-    for changed in (old.prompt_ids[:30] + (9, 9, 9), (7, *old.prompt_ids[1:]), old.prompt_ids[:20], old.prompt_ids):
+    for changed in ((*old.prompt_ids[:30], 9, 9, 9), (7, *old.prompt_ids[1:]), old.prompt_ids[:20], old.prompt_ids):
         r = GenerationRequest(changed, 3, 8, 1.0, episode="e")
         assert_equal(engine.generate([r])[0], tiny_engine().generate([GenerationRequest(changed, 3, 8, 1.0)])[0])
 
@@ -306,7 +308,8 @@ def test_a_saved_adapter_gives_the_same_replies(tiny_engine: Make, tmp_path: Pat
     assert engine.versions == {"mine": 2, "again": 1}
     for name in ("mine", "again"):
         result = engine.generate([request(30, adapter=name)])[0]
-        assert (result.ids, result.logprobs) == (expected.ids, pytest.approx(expected.logprobs, abs=1e-5))
+        assert result.ids == expected.ids
+        assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
     assert_equal(engine.generate([request(30)])[0], tiny_engine().generate([request(30)])[0])
 
 
@@ -347,7 +350,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was(
         add_adapter(engine, "good", 3)
     r = request(30, adapter="good" if already else None)
     before = engine.generate([r])[0]
-    with pytest.raises(PolicyError, match="does not fit 'tiny'|can't be read") as caught:
+    with pytest.raises(PolicyError, match=r"does not fit 'tiny'|can't be read") as caught:
         engine.load_adapter("bad", folder)
     assert "\n" not in str(caught.value)
     assert_equal(engine.generate([r])[0], before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypedDict
 
 import pytest
@@ -14,8 +15,11 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import RetryPolicy
 
 from agentcore.environment import Task
+from agentcore.environment_node import agent_input
+from agentcore.environments.assistant import AssistantEnvironment
 from agentcore.errors import ContextOverflowError
-from agentcore.policies.engine import Engine
+from agentcore.graph import build_agent
+from agentcore.policies.engine import Engine, GenerationResult
 from agentcore.policies.local import EPISODE_ID, EPISODE_KEY, LocalChatModel, to_message
 from agentcore.recorder import Recorder
 from agentcore.runner import episodes, rollout
@@ -67,7 +71,7 @@ def test_a_conversation_goes_on_from_the_sampled_ids(policy: LocalChatModel) -> 
         messages.append(policy.invoke(messages, config))
         messages.append(HumanMessage(f"and {turn}?"))
     found = [s.tokens for s in recorded(recorder).steps]
-    for earlier, later in zip(found, found[1:], strict=False):
+    for earlier, later in pairwise(found):
         assert earlier is not None and later is not None
         whole = (*earlier.prompt_ids, *earlier.reply_ids)
         assert later.prompt_ids[: len(whole)] == whole
@@ -118,6 +122,21 @@ def test_several_samples_of_one_prompt_in_one_node_differ(policy: LocalChatModel
     assert [sorted(s.reply for s in t.steps) for t in again.traces] == replies, "and are the same in the next run"
 
 
+def test_calls_made_at_the_same_moment_have_ids_of_their_own(policy: LocalChatModel) -> None:
+    engine = policy.engine
+    text = policy.codec.encode("lookup('a')")
+    engine.generate = lambda requests: [  # type: ignore[method-assign]
+        GenerationResult(text, (0.0,) * len(text), "length", 0) for _ in requests
+    ]
+    bound = policy.bind_tools([lookup])
+
+    async def together() -> list[AIMessage]:
+        return await asyncio.gather(*(bound.ainvoke([HumanMessage(f"{i}")]) for i in range(20)))
+
+    ids = [c["id"] for m in asyncio.run(together()) for c in m.tool_calls]
+    assert len(set(ids)) == len(ids) == 20
+
+
 def test_a_retried_node_draws_anew(policy: LocalChatModel) -> None:
     seen: list[str] = []
 
@@ -132,6 +151,26 @@ def test_a_retried_node_draws_anew(policy: LocalChatModel) -> None:
     (trace,) = rollout(graph, episodes([TASK]), to_input=lambda task, key: {"said": []}).traces
     assert len(set(seen)) > 1
     assert [s.superseded for s in trace.steps] == [True, True, True, False]
+
+
+def test_an_agents_episodes_do_not_depend_on_how_many_run_at_once(policy: LocalChatModel) -> None:
+    environment = AssistantEnvironment("hard", step_limit=4)
+    planned = episodes(environment.tasks("train", 3), 2)
+    graph = build_agent(policy, environment, context_budget=100_000)
+    runs = [rollout(graph, planned, concurrency=n).traces for n in (1, 6)]
+    for one, other in zip(*runs, strict=True):
+        assert one.outcome == "truncated" and one.problems == () == other.problems
+        assert [s.reply for s in one.steps] == [s.reply for s in other.steps]
+        for earlier, later in pairwise(one.steps):
+            assert earlier.tokens is not None and later.tokens is not None
+            sampled = (*earlier.tokens.prompt_ids, *earlier.tokens.reply_ids)
+            assert later.tokens.prompt_ids[: len(sampled)] == sampled
+    assert len({t.steps[0].reply for t in runs[0]}) > 3, "rollouts of one task differ"
+    task = planned[0].task
+    config: RunnableConfig = {"metadata": {EPISODE_KEY: planned[0].key, EPISODE_ID: "sync"}}
+    final = graph.invoke(agent_input(task, planned[0].key), config)
+    said = [m.content for m in final["messages"] if isinstance(m, AIMessage)]
+    assert said == [s.reply for s in runs[0][0].steps]
 
 
 def test_a_prompt_beyond_the_context_fails_its_own_episode_only(policy: LocalChatModel) -> None:

@@ -76,7 +76,7 @@ def test_a_model_without_a_chat_template_is_refused(tiny_folder: Path, tmp_path:
     shutil.copytree(tiny_folder, plain, ignore=shutil.ignore_patterns("chat_template*"))
     config = plain / "tokenizer_config.json"
     config.write_text(config.read_text().replace("chat_template", "other"))
-    with pytest.raises(PolicyError, match="has no chat template. Use an instruction-tuned model"):
+    with pytest.raises(PolicyError, match="has no chat template"):
         load_model(str(plain))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -37,9 +39,9 @@ class State(TypedDict, total=False):
     said: Annotated[list[str], operator.add]
 
 
-def say(text: str, **options: Any) -> Callable[[State], State]:
+def say(text: str) -> Any:
     def node(state: State) -> State:
-        return {"said": [str(MODEL.invoke(text, **options).content)]}
+        return {"said": [str(MODEL.invoke(text).content)]}
 
     return node
 
@@ -56,7 +58,7 @@ def chain(*nodes: tuple[str, Any], **options: Any) -> Any:
     for name, node in nodes:
         graph.add_node(name, node, **options)
     names = [START, *(name for name, _ in nodes), END]
-    for source, target in zip(names, names[1:], strict=False):
+    for source, target in pairwise(names):
         graph.add_edge(source, target)
     return graph
 
@@ -320,7 +322,7 @@ def move(to: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[A
 def calling(*calls: tuple[str, str, dict[str, Any]]) -> ScriptedChatModel:
     """Makes the calls (id, name, arguments) in its first reply, then ends."""
 
-    def script(messages: list[BaseMessage], metadata: Any) -> AIMessage:
+    def script(messages: Any, metadata: Any) -> AIMessage:
         if any(isinstance(m, ToolMessage) for m in messages):
             return AIMessage("done")
         return AIMessage("", tool_calls=[{"id": i, "name": n, "args": a} for i, n, a in calls])
@@ -370,10 +372,8 @@ def test_a_tool_that_raises_leaves_its_error_as_the_result() -> None:
 
 
 def test_parallel_branches_get_their_own_rewards() -> None:
-    def branch(value: float, *, slow: bool) -> Callable[[State], Any]:
+    def branch(value: float, *, slow: bool) -> Any:
         async def node(state: State) -> State:
-            import asyncio
-
             await MODEL.ainvoke("x")
             await asyncio.sleep(0.05 if slow else 0)
             await aemit_reward("good", value)
@@ -388,8 +388,6 @@ def test_parallel_branches_get_their_own_rewards() -> None:
     graph.add_edge(START, "right")
     compiled = graph.compile()
     recorder = Recorder()
-    import asyncio
-
     asyncio.run(compiled.ainvoke({"said": []}, {"callbacks": [recorder]}))
     trace = recorder.trace(TASK, "terminated", trace_id="x")
     by_id = {r.id: r.node for r in trace.node_runs}
@@ -403,7 +401,7 @@ def test_a_component_given_twice_is_an_error() -> None:
         return {}
 
     recorder = Recorder()
-    with pytest.raises(DuplicateRewardError, match="'good' on node_run .* was already set by environment"):
+    with pytest.raises(DuplicateRewardError, match=r"'good' on node_run .* was already set by environment"):
         run(chain(("n", node)).compile(), recorder=recorder)
 
 

@@ -14,8 +14,8 @@ from agentcore.policies.toolformat import FORMATS, CompactFormat, HermesFormat, 
 
 
 def tool(name: str, *parameters: str) -> dict[str, Any]:
-    properties = {p: {"type": "string"} for p in parameters}
-    return {"type": "function", "function": {"name": name, "description": "d", "parameters": {"properties": properties}}}
+    schema = {"type": "object", "properties": {p: {"type": "string"} for p in parameters}}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
 
 
 TOOLS = [tool("lookup", "name"), tool("search_notes", "query"), tool("get-weather", "city", "days")]
@@ -23,19 +23,36 @@ COMPACT, HERMES = CompactFormat(), HermesFormat()
 
 # any text UTF-8 can hold
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+numbers = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    st.none() | st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
 formats = st.sampled_from(list(FORMATS.values()))
-snippets = st.lists(
-    st.sampled_from(
-        ["lookup(", "name=", '"', "'", ")", "(", "[", "\\", "\n", "<tool_call>", "</tool_call>", "{", "}", '"name": ']
-        + ['"lookup"', '"arguments": ', "get-weather(", "x", "*", "**{", "=", ",", "\x00", "é", "𝛑", " ", "nope(", "1e999"]
+_PIECES = [
+    *(
+        "lookup(",
+        "get-weather(",
+        "nope(",
+        "name=",
+        "x",
+        "1e999",
+        '"',
+        "'",
+        "(",
+        ")",
+        "[",
+        "{",
+        "}",
+        "**{",
+        "*",
+        "=",
+        ",",
     ),
-    max_size=12,
-).map("".join)
+    *("<tool_call>", "</tool_call>", '"name": ', '"lookup"', '"arguments": ', "\\", "\n", "\x00", "é", "𝛑", " "),
+]
+snippets = st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)
 
 
 def read(written: ToolFormat, text: str) -> list[ToolCall]:

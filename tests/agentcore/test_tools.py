@@ -185,7 +185,7 @@ def test_truncation_keeps_both_ends_and_counts_what_is_missing() -> None:
 def test_limits_must_make_sense() -> None:
     for wrong in ({"seconds": 0}, {"seconds": math.inf}, {"seconds": math.nan}, {"output_chars": 0}, {"parallel": 0}):
         with pytest.raises(SpecError, match="must be"):
-            ToolLimits(**wrong)  # type: ignore[arg-type]
+            ToolLimits(**wrong)
 
 
 def test_run_limited_gives_the_value_the_error_or_a_timeout() -> None:

@@ -166,7 +166,7 @@ def test_a_file_cut_at_any_byte_gives_the_whole_lines_and_says_what_was_lost(tmp
         reader = TraceReader(cut)
         back = [t.id for t in reader]
         assert back == ["t1", "t2"][: sum(1 for end in ends[1:] if size >= end)], size
-        partial = 0 < size and size not in ends and size - 1 not in ends
+        partial = size > 0 and size not in ends and size - 1 not in ends
         assert bool(reader.problems) == partial, size
         if partial:
             assert "the file ends in the middle of it" in reader.problems[0]
@@ -259,7 +259,7 @@ def test_a_file_without_any_trace_is_refused(tmp_path: Path) -> None:
         read_traces(tmp_path)
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"\x80\x81 not a trace\n")
-    with pytest.raises(TraceFormatError, match="holds no readable trace. First problem: .*line 1"):
+    with pytest.raises(TraceFormatError, match=r"holds no readable trace. First problem: .*line 1"):
         read_traces(path)
     assert read_traces(write(tmp_path / "empty.jsonl")) == ([], [])
 
@@ -285,9 +285,9 @@ def test_a_killed_writer_loses_no_written_trace(tmp_path: Path) -> None:
         from agentcore.trace import Trace
         from agentcore.tracefile import TraceWriter
         writer = TraceWriter(sys.argv[1])
-        number = 0
+        number, task = 0, Task("a", "train", 1, "do")
         while True:
-            writer.write(Trace(f"t{number}", Task("a", "train", 1, "do"), "terminated", (), meta={"text": "x" * 100_000}))
+            writer.write(Trace(f"t{number}", task, "terminated", (), meta={"text": "x" * 100_000}))
             print(number, flush=True)
             number += 1
     """
@@ -318,6 +318,9 @@ def test_two_writers_of_one_component_are_an_error() -> None:
     with pytest.raises(DuplicateRewardError, match="'r' on step s was already set by environment"):
         trace.with_reward(Reward("r", 2.0, "step", "s", source="grader-2"))
     assert len(trace.with_reward(Reward("r", 2.0, "step", "other")).rewards) == 2
+    again = Reward("r", 2.0, "trace", "t0")
+    with pytest.raises(DuplicateRewardError, match="'r' on trace t0"):
+        trace.with_rewards([again, again])
     assert trace.with_reward(Reward("r", 2.0, "call", "s")).component_totals() == {"r": 3.0}
 
 

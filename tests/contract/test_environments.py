@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from agentcore.environment import Action, Environment, EnvironmentSpec, HasOracle, Json, Task, ToolCall, Transition
+from agentcore.environments.assistant import AssistantEnvironment
+from agentcore.environments.assistant_tasks import Difficulty
 from agentcore.environments.frozen_lake import FrozenLakeEnvironment
 from agentcore.errors import SpecError
 from agentcore.testing import EnvironmentContract
@@ -32,6 +34,35 @@ class TestFrozenLakeFixed(TestFrozenLake):
 class TestFrozenLakeSlippery(EnvironmentContract):
     def make_environment(self) -> Environment:
         return FrozenLakeEnvironment(["SFF", "FHF", "FFF", "FFG"], slippery=True)
+
+
+class TestAssistantEasy(EnvironmentContract):
+    success_component: ClassVar[str | None] = "success"
+    level: ClassVar[str] = "easy"
+
+    def make_environment(self) -> Environment:
+        return AssistantEnvironment(self.level)
+
+
+class TestAssistantMedium(TestAssistantEasy):
+    level: ClassVar[str] = "medium"
+
+
+class TestAssistantHard(TestAssistantEasy):
+    level: ClassVar[str] = "hard"
+
+
+class TestAssistantLong(TestAssistantEasy):
+    level: ClassVar[str] = "long"
+    task_count: ClassVar[int] = 2
+
+
+class TestAssistantOfOnesOwn(TestAssistantEasy):
+    """Everything at once: four facts, most of them late, corrected more often than there are facts."""
+
+    def make_environment(self) -> Environment:
+        mixture = [Difficulty(facts=4, hops=2, late=4, corrections=6, distractors=3, verbosity=1), Difficulty(late=1)]
+        return AssistantEnvironment("own", mixture=mixture)
 
 
 # FrozenLake itself

@@ -41,15 +41,17 @@ class Crashes:
         for line in self.process.stdout:
             yield json.loads(line)
 
-    def once(self, seed: int, delay: float) -> int:
-        """Let a writer run for a moment, kill it, check the store; returns how many writes it acknowledged."""
+    def once(self, seed: int, delay: float, after: str) -> int:
+        """Kill a writer some time ``after`` it was started ("pid") or was open ("opened"), check the store; returns how
+        many writes it acknowledged."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([str(self.folder), seed]) + "\n")
         self.process.stdin.flush()
-        acknowledged, trying = 0, {}
+        acknowledged, writer, trying = 0, 0, {}
         for message in self.lines():
-            if "pid" in message:
-                threading.Timer(delay, os.kill, (message["pid"], signal.SIGKILL)).start()
+            writer = message.get("pid", writer)
+            if after in message:
+                threading.Timer(delay, os.kill, (writer, signal.SIGKILL)).start()
             elif "trying" in message:
                 trying = message["trying"]
             elif "done" in message:
@@ -95,7 +97,10 @@ def crash(folder: Path, times: int) -> None:
     crashes = Crashes(folder)
     rng = random.Random(7)
     try:
-        acknowledged = sum(crashes.once(seed, 0.02 + 0.4 * rng.random() ** 2) for seed in range(times))
+        acknowledged = 0
+        for seed in range(times):
+            after = "pid" if seed % 4 == 3 else "opened"
+            acknowledged += crashes.once(seed, 0.01 + 0.4 * rng.random() ** 2, after)
     finally:
         crashes.close()
     assert acknowledged > times, "the writers hardly wrote anything"

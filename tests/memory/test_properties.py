@@ -226,5 +226,5 @@ def check_contents(store: BaseStore, model: Model) -> None:
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -19,7 +19,9 @@ from training.batch import MIN_SHARED, TokenRow, build_sequences, micro_batches,
 def test_steps_that_continue_each_other_become_one_row() -> None:
     first = tokens([1, 2, 3], [4, 5], logprobs=(-0.1, -0.2))
     second = tokens([1, 2, 3, 4, 5, 6, 7], [8], logprobs=(-0.3,))
-    rows, excluded = build_sequences([trace("t", [step("a", first), step("b", second)])], {"a": 1.0, "b": -2.0}, recorded)
+    rows, excluded = build_sequences(
+        [trace("t", [step("a", first), step("b", second)])], {"a": 1.0, "b": -2.0}, recorded
+    )
     assert not excluded
     assert rows == [
         TokenRow(

@@ -1,4 +1,4 @@
-"""Episodes made by hand on the tiny random model: they show the mechanics of the trainer, and nothing about learning."""
+"""Episodes made by hand on the tiny random model: the mechanics of the trainer, and nothing about learning."""
 
 from __future__ import annotations
 
