@@ -33,8 +33,8 @@ from training.warmstart import demonstrations, warm_start, write_expert_traces
 
 def _settings() -> TrainSettings:
     return TrainSettings(
-        sft=SftSettings(steps=16, validate_every=4),
-        rl=RlSettings(iterations=4, validate_every=2),
+        sft=SftSettings(steps=20, validate_every=4),
+        rl=RlSettings(iterations=6, validate_every=2),
     )
 
 
@@ -54,7 +54,7 @@ class QuickstartConfig:
     step_limit: int = 8
     expert_traces: int = 56
     train_tasks: int = 400
-    validation_tasks: int = 24
+    validation_tasks: int = 32
     heldout_tasks: int = 48
     base_tasks: int = 6
     """Held-out tasks for the untrained model, which is slow: it writes as much as it may, in every step."""
