@@ -46,6 +46,14 @@ class Episode:
     key: int
     id: str
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The run's metadata: by it a local policy knows its episode and draws the episode's own random numbers.
+
+        The policy's key is derived, since the environment draws from ``key`` itself: no policy may know its dice.
+        """
+        return {EPISODE_KEY: derive_key(self.key, "policy"), EPISODE_ID: self.id}
+
 
 @dataclass(slots=True)
 class RolloutResult:
@@ -163,7 +171,7 @@ class _Runner:
             "callbacks": [recorder],
             "recursion_limit": self.recursion_limit,
             "configurable": {"thread_id": episode.id},
-            "metadata": {EPISODE_KEY: episode.key, EPISODE_ID: episode.id},
+            "metadata": episode.metadata,
         }
         final: Any = None
         outcome: Outcome = "terminated"

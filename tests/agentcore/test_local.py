@@ -167,7 +167,7 @@ def test_an_agents_episodes_do_not_depend_on_how_many_run_at_once(policy: LocalC
             assert later.tokens.prompt_ids[: len(sampled)] == sampled
     assert len({t.steps[0].reply for t in runs[0]}) > 3, "rollouts of one task differ"
     task = planned[0].task
-    config: RunnableConfig = {"metadata": {EPISODE_KEY: planned[0].key, EPISODE_ID: "sync"}}
+    config: RunnableConfig = {"metadata": {**planned[0].metadata, EPISODE_ID: "sync"}}
     final = graph.invoke(agent_input(task, planned[0].key), config)
     said = [m.content for m in final["messages"] if isinstance(m, AIMessage)]
     assert said == [s.reply for s in runs[0][0].steps]

@@ -327,3 +327,17 @@ def test_a_snapshot_can_be_given_and_stays_the_callers() -> None:
             go(remember, 2, memory=snapshot, learn=True)
         assert snapshot.search(("notes",)) == []
     assert store.search(("notes",)) == []
+
+
+def test_a_policy_is_not_told_the_key_that_the_environment_draws_from() -> None:
+    """With it, a policy of its own making could compute which way the ice will slip."""
+    told: list[int] = []
+
+    def reply(messages: Any, metadata: Mapping[str, Any]) -> AIMessage:
+        told.append(metadata["agentcore_key"])
+        return AIMessage("x")
+
+    policy = ScriptedChatModel(script=reply)
+    planned = episodes(tasks(2))
+    rollout(graph_of(lambda state: {"seen": [policy.invoke("hi").content]}), planned, to_input=to_input)
+    assert len(set(told)) == 2 and not set(told) & {episode.key for episode in planned}

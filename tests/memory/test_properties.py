@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,13 @@ def change(model: Model, op: PutOp) -> None:
         model[name] = (dict(op.value), embedded(dict(op.value), op.index))
 
 
+@lru_cache(maxsize=10_000)
+def cosine(query: str, text: str) -> float:
+    return float(np.array(EMBEDDER.embed_query(query)) @ np.array(EMBEDDER.embed_query(text)))
+
+
 def score(query: str, documents: tuple[str, ...]) -> float | None:
-    vector = np.array(EMBEDDER.embed_query(query))
-    return max((float(vector @ np.array(EMBEDDER.embed_query(text))) for text in documents), default=None)
+    return max((cosine(query, text) for text in documents), default=None)
 
 
 def check_search(store: BaseStore, model: Model, op: SearchOp) -> None:
@@ -211,6 +216,14 @@ class StoreMachine(RuleBasedStateMachine):
             check_contents(self.store, self.model)
             if self.other is not None:
                 check_contents(self.other, self.model)
+            for snapshot, model in self.snapshots:
+                check_contents(snapshot, model)
+            for overlay, model, _ in self.overlays:
+                check_contents(overlay, model)
+            created = {(item.namespace, item.key): item.created_at for item in self.store.search((), limit=99)}
+            # What was there before one step and after it was updated at most.
+            assert all(created[name] == self.created[name] for name in created.keys() & self.created.keys())
+            self.created = created
 
 
 def check_contents(store: BaseStore, model: Model) -> None:
@@ -222,9 +235,12 @@ def check_contents(store: BaseStore, model: Model) -> None:
     assert store.list_namespaces() == sorted({namespace for namespace, _ in model})
     found = {(item.namespace, item.key): json.dumps(item.value, sort_keys=True) for item in store.search((), limit=99)}
     assert found == {name: json.dumps(entry[0], sort_keys=True) for name, entry in model.items()}
+    # Every vector and every column, at once.
+    check_search(store, model, SearchOp((), None, 99, 0, "red apple pear"))
+    check_search(store, model, SearchOp(("a",), {"n": {"$gte": 1}}, 99, 0, "green tree"))
 
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
