@@ -14,7 +14,7 @@ from agentcore.environments import make_environment
 from agentcore.errors import SpecError
 from agentcore.graph import build_agent
 from agentcore.policies.local import LocalChatModel
-from agentcore.policies.lora import read_adapter_config
+from agentcore.policies.lora import read_adapter_config, read_policies
 from agentcore.policies.models import DEFAULT_MODEL
 from agentcore.policies.scripted import ExpertPolicy
 from agentcore.runner import episodes, rollout
@@ -24,13 +24,19 @@ from memory import FaissStore
 
 
 def load_policy(model: str | None, adapter: str | None, **options: Any) -> LocalChatModel:
-    """A local policy, with an adapter if one is named, on ``model``, else the adapter's model, else the default."""
+    """A local policy, with an adapter (or a folder of several) if one is named, on ``model``, else the adapter's
+    model, else the default."""
     if adapter is None:
         return LocalChatModel.load(model or DEFAULT_MODEL, **options)
-    config = read_adapter_config(Path(adapter))  # a wrong folder is said before a model is loaded
-    policy: LocalChatModel = LocalChatModel.load(model or config.base_model_name_or_path or DEFAULT_MODEL, **options)
-    policy.engine.load_adapter("policy", adapter)
-    policy.adapter = "policy"
+    assigned = read_policies(Path(adapter))
+    folders = {name: Path(adapter) / name for name in assigned.values()} or {"policy": Path(adapter)}
+    configs = [read_adapter_config(f) for f in folders.values()]  # a wrong folder is said before a model is loaded
+    base = model or configs[0].base_model_name_or_path or DEFAULT_MODEL
+    policy: LocalChatModel = LocalChatModel.load(base, **options)
+    for name, folder in folders.items():
+        policy.engine.load_adapter(name, folder)
+    policy.adapters = assigned
+    policy.adapter = None if assigned else "policy"
     return policy
 
 

@@ -26,14 +26,14 @@ from agentcore.graph import build_agent
 from agentcore.policies.local import LocalChatModel
 from agentcore.tracefile import read_traces
 from memory import FaissStore
-from training.adapters import create_adapter, save_adapter
+from training.adapters import create_adapter
 from training.evaluate import Evaluation, paired_difference
-from training.loop import ADAPTER, Job, load_weights, reinforce, run_evaluation
+from training.loop import ADAPTER, Job, reinforce, run_evaluation
 from training.manifest import build_manifest
 from training.progress import Reporter
 from training.quickstart import QuickstartConfig
 from training.runfolder import RunFolder
-from training.update import Updater
+from training.updaters import Updaters
 from training.warmstart import Demonstrations, demonstrations, warm_start, write_expert_traces
 
 
@@ -54,7 +54,7 @@ class Arm:
         manifest = build_manifest(engine=self.policy.engine, spec=self.hard.spec, settings=as_json, seed=seed)
         self.folder = RunFolder.create(root / f"seed-{seed}", as_json, manifest)
         create_adapter(self.policy.engine, ADAPTER, self.settings.lora, seed)
-        self.updater = Updater(self.policy.engine, ADAPTER, self.settings.update)
+        self.updater = Updaters(self.policy.engine, [ADAPTER], self.settings.update)
         self.job = Job(
             graph=build_agent(self.policy, self.hard),
             policy=self.policy,
@@ -92,11 +92,6 @@ class Arm:
         self.policy.temperature = 0.0
         return run_evaluation(self.job, self.job.validation, "control-validation", seed=1).success
 
-    def save(self, name: str) -> Path:
-        path = self.folder.path / "adapters" / name
-        save_adapter(self.policy.engine, ADAPTER, path, self.folder.manifest)
-        return path
-
 
 def run_seed(seed: int, options: argparse.Namespace, root: Path, reporter: Reporter) -> dict[str, Any]:
     """All arms of one seed."""
@@ -113,17 +108,17 @@ def run_seed(seed: int, options: argparse.Namespace, root: Path, reporter: Repor
             {"stage": "sft", "step": step, "validation_loss": loss, **stats}
         ),
     )
-    warm = arm.save("warm-start")
+    arm.job.save("warm-start")
     results = {"warm_start": arm.evaluate("warm start")}
 
     started = time.time()
     reinforce(arm.job)
     rl_seconds = time.time() - started
     results["rl_last"] = arm.evaluate("RL last")
-    load_weights(arm.job, arm.folder.path / "adapters" / "best")
+    arm.job.load("best")
     results["rl"] = arm.evaluate("RL peak")
 
-    control_steps = control(arm, data, warm, rl_seconds, seed)
+    control_steps = control(arm, data, rl_seconds, seed)
     results["control"] = arm.evaluate("control")
     difference = paired_difference(results["rl"]["heldout"].by_task, results["control"]["heldout"].by_task)
     last = paired_difference(results["rl_last"]["heldout"].by_task, results["control"]["heldout"].by_task)
@@ -144,9 +139,9 @@ def run_seed(seed: int, options: argparse.Namespace, root: Path, reporter: Repor
     }
 
 
-def control(arm: Arm, data: Demonstrations, warm: Path, seconds: float, seed: int) -> int:
+def control(arm: Arm, data: Demonstrations, seconds: float, seed: int) -> int:
     """More imitation for the same wall-clock; of start, middle and end the best on the validation tasks is kept."""
-    load_weights(arm.job, warm)
+    arm.job.load("warm-start")
     started = time.time()
     candidates = [(arm.validate(), "warm-start")]
     sft = replace(arm.settings.sft, steps=1_000_000, patience=0, validate_every=1_000_000)
@@ -157,10 +152,10 @@ def control(arm: Arm, data: Demonstrations, warm: Path, seconds: float, seed: in
             arm.updater, data, sft, seed=seed + 1000, start=steps, stop=lambda _, d=deadline: time.time() >= d
         )
         candidates.append((arm.validate(), name))
-        arm.save(name)
+        arm.job.save(name)
     best = max(candidates, key=lambda c: c[0])
     arm.reporter.say(f"  control: validation {', '.join(f'{n} {v:.0%}' for v, n in candidates)}")
-    load_weights(arm.job, arm.folder.path / "adapters" / best[1])
+    arm.job.load(best[1])
     return steps
 
 

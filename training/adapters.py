@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from agentcore.errors import PolicyError
 from agentcore.policies.engine import Engine
+from agentcore.policies.lora import POLICIES_FILE
 from agentcore.policies.models import require_space
 from training.config import LoraSettings
 from training.files import partial_of, put_in_place, write_json
@@ -91,6 +92,33 @@ def save_adapter(engine: Engine, name: str, folder: Path, manifest: Mapping[str,
     (source / "README.md").unlink(missing_ok=True)  # peft's model card is an empty form
     put_in_place(source, folder)
     shutil.rmtree(partial, ignore_errors=True)
+
+
+def save_adapters(
+    engine: Engine,
+    names: Sequence[str],
+    folder: Path,
+    manifest: Mapping[str, Any],
+    assigned: Mapping[str, str] | None = None,
+) -> None:
+    """One adapter for all nodes is written to ``folder`` itself; adapters of their own (``assigned``: adapter by policy
+    id) to a folder each in it, with ``policies.json`` beside them. Whole or not at all.
+    """
+    if not assigned:
+        save_adapter(engine, names[0], folder, manifest)
+        return
+    partial = partial_of(folder)
+    for name in names:
+        save_adapter(engine, name, partial / name, manifest)
+    write_json(partial / POLICIES_FILE, assigned)
+    put_in_place(partial, folder)
+
+
+def load_adapters(engine: Engine, names: Sequence[str], folder: Path) -> None:
+    """Put what :func:`save_adapters` wrote into the adapters ``names``."""
+    nested = (folder / POLICIES_FILE).is_file()
+    for name in names:
+        load_weights(engine, name, folder / name if nested else folder)
 
 
 def load_weights(engine: Engine, name: str, folder: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agentcore.errors import PolicyError
 from agentcore.policies.kvcache import common_prefix
 from agentcore.trace import Step, Tokens, Trace
 
@@ -31,6 +32,16 @@ class TokenRow:
     steps: tuple[int, ...]
     """[N] which step of the batch each token belongs to."""
     temperature: float
+    adapter: str | None = None
+    """The adapter whose policy these are the actions of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Which policies are trained: a model and its adapters, each with the version that is."""
+
+    model: str
+    versions: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,7 @@ def build_sequences(
     tokens_of: Callable[[Step], Tokens],
     *,
     on_policy: bool = True,
-    sampler: tuple[str, str | None] | None = None,
+    trained: Trained | None = None,
 ) -> tuple[list[TokenRow], list[Excluded]]:
     """Rows for the update.
 
@@ -56,7 +67,10 @@ def build_sequences(
         tokens_of: the step's tokens, re-tokenised if need be (``LocalChatModel.tokens_of``).
         on_policy: refuse tokens without the log-probabilities they were sampled with. Otherwise they are imitated, at
             temperature 1.
-        sampler: (model, adapter) that is trained; what another one sampled in the graph is left out. None takes all.
+        trained: what another model or adapter sampled in the graph is left out. None takes all.
+
+    Raises:
+        PolicyError: if a step was sampled by another version of an adapter than the one that is trained.
     """
     rows: list[_Row] = []
     excluded: list[Excluded] = []
@@ -68,14 +82,16 @@ def build_sequences(
             reason = _why_not(step, advantage)
             tokens = tokens_of(step) if reason is None else None
             if tokens is not None:
-                reason = _why_not_tokens(tokens, on_policy, sampler)
+                reason = _why_not_tokens(tokens, on_policy, trained)
+                if reason is None and on_policy and trained is not None:
+                    _refuse_other_version(trace, step, tokens, trained)
             if reason is not None or tokens is None or advantage is None:
                 excluded.append(Excluded(step.id, reason or "no advantage"))
                 continue
             temperature = tokens.temperature if on_policy else 1.0
             row = next((r for r in open_rows if r.extends(tokens, temperature)), None)
             if row is None:
-                row = _Row(temperature)
+                row = _Row(temperature, tokens.adapter)
                 open_rows.append(row)
             row.add(tokens, advantage, number)
             number += 1
@@ -93,10 +109,21 @@ def _why_not(step: Step, advantage: float | None) -> str | None:
     return None
 
 
-def _why_not_tokens(tokens: Tokens, on_policy: bool, sampler: tuple[str, str | None] | None) -> str | None:
+def _refuse_other_version(trace: Trace, step: Step, tokens: Tokens, trained: Trained) -> None:
+    """A rollout that was served with other weights than those trained is a fault of the set-up, not a bad rollout."""
+    version = trained.versions[str(tokens.adapter)]
+    if tokens.adapter_version != version:
+        raise PolicyError(
+            f"Step {step.id} of trace {trace.id} was sampled by version {tokens.adapter_version} of adapter "
+            f"{tokens.adapter!r}, but version {version} is trained. Sample with the present weights: load them "
+            "wherever the rollouts are served before the next iteration."
+        )
+
+
+def _why_not_tokens(tokens: Tokens, on_policy: bool, trained: Trained | None) -> str | None:
     if not tokens.reply_ids or not tokens.prompt_ids:
         return "the reply or the prompt is empty"
-    if sampler is not None and (tokens.model, tokens.adapter) != sampler:
+    if trained is not None and (tokens.model != trained.model or tokens.adapter not in trained.versions):
         return f"sampled by another policy ({tokens.model}, adapter {tokens.adapter})"
     if on_policy and tokens.logprobs is None:
         return "no log-probabilities were recorded (re-tokenised text)"
@@ -106,8 +133,9 @@ def _why_not_tokens(tokens: Tokens, on_policy: bool, sampler: tuple[str, str | N
 
 
 class _Row:
-    def __init__(self, temperature: float) -> None:
+    def __init__(self, temperature: float, adapter: str | None) -> None:
         self.temperature = temperature
+        self.adapter = adapter
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.advantages: list[float] = []
@@ -116,7 +144,8 @@ class _Row:
 
     def extends(self, tokens: Tokens, temperature: float) -> bool:
         n = len(self.ids)
-        return temperature == self.temperature and list(tokens.prompt_ids[:n]) == self.ids
+        same = (temperature, tokens.adapter) == (self.temperature, self.adapter)
+        return same and list(tokens.prompt_ids[:n]) == self.ids
 
     def add(self, tokens: Tokens, advantage: float, step: int) -> None:
         self.ids += tokens.prompt_ids[len(self.ids) :]
@@ -136,6 +165,7 @@ class _Row:
             tuple(self.logprobs),
             tuple(self.steps),
             self.temperature,
+            self.adapter,
         )
 
 

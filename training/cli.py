@@ -29,7 +29,7 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--estimator", default=None, help="How credit is assigned (see docs/credit)."),
         click.option("--heldout-tasks", default=None, type=click.IntRange(1)),
-        click.option("--quiet", is_flag=True, help="No progress on standard error."),
+        click.option("--quiet", is_flag=True, help="No progress on standard error, only warnings."),
     ]
     for option in reversed(options):
         command = option(command)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from langgraph.pregel import Pregel
 
@@ -18,11 +19,13 @@ from memory import FaissStore
 from training.adapters import create_adapter
 from training.config import RlSettings, TrainSettings, check_trainable
 from training.evaluate import Evaluation
-from training.loop import ADAPTER, Job, credit, load_weights, refuse_heldout, reinforce, run_evaluation
+from training.loop import ADAPTER, Job, credit, refuse_heldout, reinforce, run_evaluation
 from training.manifest import build_manifest
 from training.progress import Reporter
 from training.runfolder import RunFolder
-from training.update import Updater
+from training.updaters import Updaters
+
+Assignment = Literal["shared", "per-node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class TrainResult:
     before: Evaluation
     after: Evaluation
     adapter: Path
-    """A plain peft adapter folder: the one with the best validation success."""
+    """The adapter with the best validation success, as a plain peft folder; where several were trained, a folder of
+    them with a ``policies.json`` that says whose is whose."""
     folder: Path
 
 
@@ -45,6 +49,7 @@ def train(
     declared: EnvironmentSpec | Sequence[RewardSpec] | None = None,
     validation: Sequence[Task] | None = None,
     settings: TrainSettings | None = None,
+    adapters: Assignment | Mapping[str, str] = "shared",
     folder: str | Path = "runs/train",
     memory: FaissStore | None = None,
     quiet: bool = False,
@@ -53,12 +58,15 @@ def train(
 
     Args:
         graph: holds at least one ``LocalChatModel``. Those that act are found by running the graph once; all that share
-            the first one's engine share the adapter that is trained, and act with it afterwards.
+            the first one's engine are trained, and act with what was trained afterwards.
         tasks: of the split ``train``. A graph of your own only needs ``Task(id, "train", seed, instruction)``.
         to_input: (task, episode key) -> the graph's input.
         reward: (trace, final state) -> a number, or components by name. Not needed where an environment rewards.
         declared: the reward components with their ranges; by default one component ``reward`` between 0 and 1.
         validation: tasks that pick the adapter to keep; by default a quarter of ``tasks``, which then do not train.
+        adapters: ``shared``: one adapter for all nodes; ``per-node``: one for each policy id (node path); or the
+            adapter of each policy id that trains, e.g. ``{"planner": "a", "actor": "a", "memory": "b"}``: the others
+            act as before and do not train.
         folder: where traces, metrics and adapters go; an earlier run is not overwritten.
         memory: episodes read it and training episodes add to it.
 
@@ -71,15 +79,22 @@ def train(
     declared = declared if declared is not None else (RewardSpec("reward", 0.0, 1.0, "what the reward function gives"),)
     _check_outcome(declared)
     tasks, validation = _split(tasks, validation)
-    policies = find_policies(graph, validation[0], to_input, reward, declared, settings.rl, memory)
+    reporter = Reporter(quiet=quiet)
+    policies, acting = find_policies(graph, validation[0], to_input, reward, declared, settings.rl, memory)
+    assigned = assign(adapters, acting, reporter)
+    if not assigned:  # those that act with an adapter of their own go on doing so
+        policies = [p for p in policies if p.adapter == policies[0].adapter]
     policy, temperatures = policies[0], [p.temperature for p in policies]
-    config = {"kind": "train", "settings": settings.to_json()}
+    config = {"kind": "train", "settings": settings.to_json(), "adapters": assigned}
     spec, rewards = (declared, ()) if isinstance(declared, EnvironmentSpec) else (None, declared)
     manifest = build_manifest(engine=policy.engine, spec=spec, rewards=rewards, settings=config, seed=settings.seed)
     run = RunFolder.create(folder, config, manifest)
-    create_adapter(policy.engine, ADAPTER, settings.lora, settings.seed)
+    names = sorted(set(assigned.values())) or [ADAPTER]
+    for name in names:
+        create_adapter(policy.engine, name, settings.lora, settings.seed)
     for each in policies:
-        each.adapter = ADAPTER
+        each.adapters = assigned
+        each.adapter = each.adapter if assigned else ADAPTER
     job = Job(
         graph=graph,
         policy=policy,
@@ -89,8 +104,9 @@ def train(
         declared=declared,
         settings=settings,
         folder=run,
-        updater=Updater(policy.engine, ADAPTER, settings.update),
-        reporter=Reporter(quiet=quiet),
+        updater=Updaters(policy.engine, names, settings.update),
+        assigned=assigned,
+        reporter=reporter,
         memory=memory,
         to_input=to_input,
         reward=reward,
@@ -110,7 +126,7 @@ def _before_and_after(job: Job) -> tuple[Evaluation, Evaluation]:
     before = run_evaluation(job, job.validation, "before")
     job.folder.evaluation(before.to_json())
     reinforce(job)
-    load_weights(job, job.folder.path / "adapters" / "best")
+    job.load("best")
     job.act(temperature=0.0)
     after = run_evaluation(job, job.validation, "after")
     job.folder.evaluation(after.to_json())
@@ -153,8 +169,9 @@ def find_policies(
     declared: EnvironmentSpec | Sequence[RewardSpec],
     settings: RlSettings,
     memory: FaissStore | None = None,
-) -> list[LocalChatModel]:
-    """The policies that act in ``graph`` and share an engine, found by running one episode, whose rewards are checked.
+) -> tuple[list[LocalChatModel], list[str]]:
+    """The policies that act in ``graph`` and share an engine, found by running one episode, whose rewards are checked;
+    and the policy ids of the nodes where they acted.
 
     Raises:
         PolicyError: if none acted.
@@ -171,4 +188,33 @@ def find_policies(
         )
     credit(result.traces, declared, settings)
     first = local[0]
-    return [p for p in local if p.engine is first.engine and p.adapter == first.adapter]
+    policies = [p for p in local if p.engine is first.engine]
+    model = first.engine.identity.name
+    steps = [s for s in result.traces[0].live_steps if s.tokens is not None and s.tokens.model == model]
+    return policies, list(dict.fromkeys(s.policy_id for s in steps))
+
+
+def assign(adapters: Assignment | Mapping[str, str], acting: Sequence[str], reporter: Reporter) -> dict[str, str]:
+    """The adapter of each policy id that has one of its own; empty where all share one.
+
+    Raises:
+        SpecError: for an unknown way, or a name that can't be an adapter's.
+    """
+    if adapters == "shared":
+        return {}
+    if adapters == "per-node":
+        return {policy_id: re.sub(r"[^A-Za-z0-9_-]+", "-", policy_id).strip("-") or "node" for policy_id in acting}
+    if not isinstance(adapters, Mapping) or not adapters:
+        raise SpecError(f"adapters is {adapters!r}; give 'shared', 'per-node', or an adapter for each policy id.")
+    for policy_id, name in adapters.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise SpecError(
+                f"The adapter name {name!r} (of policy {policy_id!r}) may hold letters, digits, '-' and '_' only."
+            )
+    silent = [p for p in adapters if p not in acting]
+    if silent:
+        reporter.warn(
+            f"No policy {', '.join(map(repr, silent))} acted in the first episode (those that did: "
+            f"{', '.join(map(repr, acting))}); what never acts is never trained."
+        )
+    return dict(adapters)

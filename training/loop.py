@@ -27,8 +27,7 @@ from agentcore.policies.local import LocalChatModel
 from agentcore.runner import Episode, ToInput, TraceReward, episodes, rollout
 from agentcore.trace import Trace
 from memory import FaissStore, Snapshot
-from training import adapters
-from training.adapters import save_adapter
+from training.adapters import load_adapters, save_adapters
 from training.batch import Excluded, build_sequences
 from training.config import RlSettings, TrainSettings
 from training.credit import estimate
@@ -36,7 +35,8 @@ from training.evaluate import Evaluation, evaluate, outcome_scale
 from training.progress import Reporter
 from training.rewards import RewardConfig, step_rewards
 from training.runfolder import RunFolder
-from training.update import Stats, Updater, normalised
+from training.update import Stats, normalised
+from training.updaters import Updaters
 
 ADAPTER = "policy"
 
@@ -53,7 +53,7 @@ class Job:
     declared: EnvironmentSpec | Sequence[RewardSpec]
     settings: TrainSettings
     folder: RunFolder
-    updater: Updater
+    updater: Updaters
     reporter: Reporter
     memory: FaissStore | None = None
     """What training episodes read and add to."""
@@ -63,7 +63,9 @@ class Job:
     to_input: ToInput = agent_input
     reward: TraceReward | None = None
     others: Sequence[LocalChatModel] = ()
-    """More policies in ``graph`` that act with the same adapter of the same engine."""
+    """More policies in ``graph`` that act with adapters of the same engine."""
+    assigned: Mapping[str, str] = field(default_factory=dict)
+    """Adapter by policy id, where nodes have adapters of their own."""
     stop: Callable[[int], bool] | None = None
     """Asked after each iteration; True ends the loop early."""
     history: list[tuple[int, float, float]] = field(default_factory=list)
@@ -86,6 +88,16 @@ class Job:
         for policy in (self.policy, *self.others):
             policy.temperature = temperature
 
+    def save(self, name: str) -> Path:
+        """Write the adapters, as they are now, to the folder's ``adapters/<name>``."""
+        path = self.folder.path / "adapters" / name
+        save_adapters(self.policy.engine, self.updater.adapters, path, self.folder.manifest, self.assigned)
+        return path
+
+    def load(self, name: str) -> None:
+        """Take the weights that were saved under ``name``."""
+        load_adapters(self.policy.engine, self.updater.adapters, self.folder.path / "adapters" / name)
+
     def rollout_options(self) -> dict[str, Any]:
         return {"to_input": self.to_input, "reward": self.reward, "manifest": self.folder.manifest}
 
@@ -107,8 +119,8 @@ def reinforce(job: Job) -> None:
         traces = _run(job, planned, iteration)
 
         earned = credit(traces, job.declared, s)
-        sampler = (engine.identity.name, ADAPTER)
-        rows, excluded = build_sequences(traces, earned.advantages, job.policy.tokens_of, sampler=sampler)
+        trained = job.updater.trained
+        rows, excluded = build_sequences(traces, earned.advantages, job.policy.tokens_of, trained=trained)
         with job.reporter.bar(f"iteration {iteration}: update", len(rows)) as advance:
             stats = job.updater.reinforce(normalised(rows) if s.normalise else rows, advance)
 
@@ -116,10 +128,10 @@ def reinforce(job: Job) -> None:
         if iteration % s.validate_every == 0 or iteration == s.iterations:
             best = _validate(job, iteration, earned.mean_return, best)
         progress = {"stage": "rl", "iteration": iteration, "best": best, "history": job.history}
-        job.folder.checkpoint(engine, job.updater, progress, job.memory)
+        job.folder.checkpoint(engine, job.updater, progress, job.memory, job.assigned)
         if job.stop is not None and job.stop(iteration):
             break
-    save_adapter(engine, ADAPTER, job.folder.path / "adapters" / "last", job.folder.manifest)
+    job.save("last")
 
 
 def _run(job: Job, planned: Sequence[Episode], iteration: int) -> list[Trace]:
@@ -202,7 +214,7 @@ def _validate(job: Job, iteration: int, mean_return: float, best: float) -> floa
     job.folder.metric({"stage": "validation", "iteration": iteration, **figures})
     if result.success > best:
         best = result.success
-        save_adapter(job.policy.engine, ADAPTER, job.folder.path / "adapters" / "best", job.folder.manifest)
+        job.save("best")
     job.reporter.say(
         f"  iteration {iteration}: validation success {result.success:.0%} "
         f"[{result.low:.0%}, {result.high:.0%}], best {best:.0%}"
@@ -293,8 +305,3 @@ def _log(
     if not trained:
         why = "; ".join(f"{n} x {reason}" for reason, n in reasons.most_common(3)) or "no policy acted"
         job.reporter.warn(f"nothing could be learned from iteration {iteration} ({why})")
-
-
-def load_weights(job: Job, folder: Path) -> None:
-    """Put a saved adapter's weights into the adapter being trained."""
-    adapters.load_weights(job.policy.engine, ADAPTER, folder)

@@ -10,17 +10,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Reporter:
-    """Bars and lines; ``quiet`` prints neither."""
+    """Bars and lines; ``quiet`` prints neither. A warning is always printed."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         # standard output is for results that scripts read
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._warnings = Console(stderr=True, highlight=False) if quiet else self.console
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"WARNING: {text}", style="bold red", markup=False)
+        self._warnings.print(f"WARNING: {text}", style="bold red", markup=False)
 
     @contextlib.contextmanager
     def bar(self, description: str, total: int) -> Iterator[Callable[[int], None]]:

@@ -19,15 +19,16 @@ from agentcore.policies.local import LocalChatModel
 from agentcore.policies.models import DEFAULT_MODEL
 from agentcore.tracefile import read_traces
 from memory import FaissStore
-from training.adapters import create_adapter, save_adapter
+from training.adapters import create_adapter
 from training.config import RlSettings, SftSettings, TrainSettings, check_trainable
 from training.files import copy_in_place
-from training.loop import ADAPTER, Job, load_weights, reinforce, run_evaluation
+from training.loop import ADAPTER, Job, reinforce, run_evaluation
 from training.manifest import build_manifest
 from training.progress import Reporter
 from training.runfolder import RunFolder
 from training.summary import next_steps, write_report
-from training.update import Stats, Updater
+from training.update import Stats
+from training.updaters import Updaters
 from training.warmstart import demonstrations, warm_start, write_expert_traces
 
 
@@ -95,7 +96,7 @@ class Quickstart:
             )
             self.folder = RunFolder.create(path, as_json, manifest)
         create_adapter(self.policy.engine, ADAPTER, config.settings.lora, config.settings.seed)
-        self.updater = Updater(self.policy.engine, ADAPTER, config.settings.update)
+        self.updater = Updaters(self.policy.engine, [ADAPTER], config.settings.update)
         self.job = self._job(self.hard)
 
     def _job(self, environment: Environment) -> Job:
@@ -152,9 +153,7 @@ class Quickstart:
     def _warm_start(self, place: Mapping[str, Any] | None) -> None:
         if place is None or place["stage"] == "sft":
             step = self._imitate(place["step"] if place is not None else 0)
-            save_adapter(
-                self.policy.engine, ADAPTER, self.folder.path / "adapters" / "warm-start", self.folder.manifest
-            )
+            self.job.save("warm-start")
             self.folder.checkpoint(self.policy.engine, self.updater, {"stage": "warm", "step": step})
         if place is None or place["stage"] in ("sft", "warm"):
             self._evaluate("warm start", "heldout", self.config.heldout_tasks)
@@ -198,7 +197,7 @@ class Quickstart:
 
     def _finish(self) -> dict[str, Any]:
         if self.config.settings.rl.iterations:
-            load_weights(self.job, self.folder.path / "adapters" / "best")
+            self.job.load("best")
             self._evaluate("after RL", "heldout", self.config.heldout_tasks)
             self._evaluate("after RL", "adversarial", self.config.adversarial_tasks)
         adapter = self.folder.publish()

@@ -7,8 +7,8 @@ runs/<name>/
   evaluations.jsonl  one line per evaluation
   traces/            expert.jsonl, train.jsonl, <stage>-<split>.jsonl
   memory/            what training episodes remembered
-  checkpoint/        adapter, optimizer, memory and place of the last finished step
-  adapters/          warm-start, best, last (plain peft folders)
+  checkpoint/        adapters, optimizers, memory and place of the last finished step
+  adapters/          warm-start, best, last (plain peft folders; where several adapters train, a folder of them)
   adapter/           the one to use
   interrupted/       traces and metrics of work that was broken off and done again
   report.html
@@ -32,9 +32,9 @@ from agentcore.policies.models import require_space
 from agentcore.tracefile import TraceWriter
 from memory import FaissStore, care
 from memory.locks import FileLock
-from training.adapters import load_weights, save_adapter
+from training.adapters import load_adapters, save_adapters
 from training.files import append_json, copy_in_place, cut_back, mend, partial_of, put_in_place, read_jsonl, write_json
-from training.update import Updater
+from training.updaters import Updaters
 
 _GROWING = ("metrics.jsonl", "traces/train.jsonl")
 """Files that a step adds to before its checkpoint is taken."""
@@ -163,18 +163,23 @@ class RunFolder:
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def checkpoint(
-        self, engine: Engine, updater: Updater, place: Mapping[str, Any], memory: FaissStore | None = None
+        self,
+        engine: Engine,
+        updater: Updaters,
+        place: Mapping[str, Any],
+        memory: FaissStore | None = None,
+        assigned: Mapping[str, str] | None = None,
     ) -> None:
-        """Adapter, optimizer, memory and place, whole or not at all; a killed run continues after its last one."""
+        """Adapters, optimizers, memory and place, whole or not at all; a killed run continues after its last one."""
         partial = partial_of(self.path / "checkpoint")
         partial.mkdir()
-        save_adapter(engine, updater.adapter, partial / "adapter", self.manifest)
-        torch.save(updater.state(), partial / "optimizer.pt")
+        save_adapters(engine, updater.adapters, partial / "adapter", self.manifest, assigned)
+        torch.save(updater.state(), partial / "optimizers.pt")
         if memory is not None and memory.path is not None:
             with (partial / "memory.jsonl").open("w") as handle:
                 handle.writelines(json.dumps(record) + "\n" for record in care.export(memory.path))
         sizes = {n: (self.path / n).stat().st_size for n in _GROWING if (self.path / n).exists()}
-        more = {"adapter_version": engine.versions[updater.adapter], "sizes": sizes}
+        more = {"versions": dict(updater.trained.versions), "sizes": sizes}
         write_json(partial / "place.json", {**place, **more})
         put_in_place(partial, self.path / "checkpoint")
 
@@ -183,13 +188,13 @@ class RunFolder:
         file = self.path / "checkpoint" / "place.json"
         return json.loads(file.read_text()) if file.exists() else None
 
-    def restore(self, engine: Engine, updater: Updater) -> None:
-        """Load the checkpoint's adapter weights and optimizer into ``updater``."""
-        load_weights(engine, updater.adapter, self.path / "checkpoint" / "adapter")
-        # these are the weights of that version, so that no version in the traces names two
-        engine.versions[updater.adapter] = (self.place() or {})["adapter_version"]
+    def restore(self, engine: Engine, updater: Updaters) -> None:
+        """Load the checkpoint's adapter weights and optimizers into ``updater``."""
+        load_adapters(engine, updater.adapters, self.path / "checkpoint" / "adapter")
+        # these are the weights of those versions, so that no version in the traces names two
+        engine.versions |= (self.place() or {})["versions"]
         # weights_only: a checkpoint is data, nothing in it is executed
-        updater.load_state(torch.load(self.path / "checkpoint" / "optimizer.pt", weights_only=True))
+        updater.load_state(torch.load(self.path / "checkpoint" / "optimizers.pt", weights_only=True))
 
     def memory(self) -> FaissStore:
         """The memory of training episodes, as it was at the last checkpoint."""

@@ -88,11 +88,11 @@ class Updater:
         collected: list[Stats] = []
         for part in self._split(rows):
             collected += self._step(part, self._policy_loss, on_rows)
-        return _mean(collected)
+        return weighted_mean(collected)
 
     def imitate(self, rows: Sequence[TokenRow]) -> Stats:
         """One supervised step on the rows' action tokens."""
-        return _mean(self._step(rows, self._imitation_loss, None))
+        return weighted_mean(self._step(rows, self._imitation_loss, None))
 
     def imitation_loss(self, rows: Sequence[TokenRow]) -> float:
         """Mean negative log-probability per action token, without a step (for validation)."""
@@ -223,7 +223,7 @@ def normalised(rows: Sequence[TokenRow]) -> list[TokenRow]:
     return [replace(r, advantages=tuple(a / scale for a in r.advantages)) for r in rows]
 
 
-def _mean(collected: Sequence[Stats]) -> Stats:
+def weighted_mean(collected: Sequence[Stats]) -> Stats:
     """Token-weighted means of the micro-batches' statistics; tokens are summed, maxima kept."""
     if not collected:
         return {"tokens": 0.0}

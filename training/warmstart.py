@@ -20,7 +20,8 @@ from memory import FaissStore
 from training.batch import TokenRow, build_sequences
 from training.config import SftSettings
 from training.files import partial_of
-from training.update import Stats, Updater
+from training.update import Stats
+from training.updaters import Updaters
 
 
 def write_expert_traces(environment: Environment, count: int, path: Path, *, seed: int, tool_format: str) -> None:
@@ -61,7 +62,9 @@ def demonstrations(traces: Sequence[Trace], policy: LocalChatModel, *, validatio
     def tokens_of(step: Step) -> Tokens:
         # ids that another model's tokeniser made mean nothing here: read its text
         foreign = step.tokens is not None and step.tokens.model != policy.engine.identity.name
-        return policy.tokens_of(replace(step, tokens=None) if foreign else step)
+        tokens = policy.tokens_of(replace(step, tokens=None) if foreign else step)
+        # whoever sampled it, it is imitated by the node's own adapter
+        return replace(tokens, adapter=policy.adapter_of(step.policy_id))
 
     good = [t for t in traces if t.outcome == "terminated" and t.component_totals().get("success", 1.0) > 0]
     rows = []
@@ -76,7 +79,7 @@ def demonstrations(traces: Sequence[Trace], policy: LocalChatModel, *, validatio
 
 
 def warm_start(
-    updater: Updater,
+    updater: Updaters,
     data: Demonstrations,
     settings: SftSettings,
     *,

@@ -120,15 +120,18 @@ class Engine:
         self._slots.clear()
         return self.versions[name]
 
+    def _require(self, adapter: str | None) -> None:
+        if adapter is not None and adapter not in self.versions:
+            raise PolicyError(
+                f"No adapter {adapter!r} is loaded (loaded: {', '.join(sorted(self.versions)) or 'none'}). Load it "
+                "with Engine.load_adapter, or create it for training."
+            )
+
     @contextlib.contextmanager
     def using(self, adapter: str | None) -> Iterator[Any]:
         """The model with ``adapter`` active and unmerged (None: the base model). Holds the lock."""
         with self.lock:
-            if adapter is not None and adapter not in self.versions:
-                raise PolicyError(
-                    f"No adapter {adapter!r} is loaded (loaded: {', '.join(sorted(self.versions)) or 'none'}). "
-                    "Load it with Engine.load_adapter, or create it for training."
-                )
+            self._require(adapter)
             self._folded.restore()
             before, self._in_use = self._in_use, adapter
             activate(self.model, adapter)
@@ -143,7 +146,7 @@ class Engine:
     def _sampling(self, adapter: str | None) -> Iterator[Any]:
         """As :meth:`using`, with the adapter folded in where that is faster; it stays so until it is used otherwise."""
         with self.lock:
-            version = self.versions.get(adapter, 0) if adapter is not None else 0
+            version = self.version_of(adapter)
             # inside a using(), whose weights must stay as they are, nothing is folded
             if not self._fold or adapter is None or not version or self._in_use != ANY:
                 with self.using(adapter) as model:
@@ -153,6 +156,16 @@ class Engine:
                 with self.using(adapter) as model:
                     self._folded.fold(model, adapter, version)
             yield self.model
+
+    @contextlib.contextmanager
+    def _mixed(self, adapters: list[str | None]) -> Iterator[Any]:
+        """The model for a batch whose rows act with different adapters."""
+        with self.lock:
+            for name in adapters:
+                self._require(name)
+            first = next(a for a in adapters if a is not None)
+            with self.using(first) as model:
+                yield _PerRow(model, adapters)
 
     # -- sampling -------------------------------------------------------------------------------------------
 
@@ -173,27 +186,26 @@ class Engine:
             raise PolicyError("The prompt is empty; give at least one message.")
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        """Sample a reply for each request. Rows of different adapters are sampled one adapter after another."""
+        """Sample a reply for each request, in one batch, whichever adapters they act with."""
         for request in requests:
             self.check(request)
-        results: dict[int, GenerationResult] = {}
-        by_adapter: dict[str | None, list[int]] = {}
-        for i, request in enumerate(requests):
-            by_adapter.setdefault(request.adapter, []).append(i)
-        for adapter, rows in by_adapter.items():
-            with self._sampling(adapter) as model:
-                version = self.versions.get(adapter, 0) if adapter is not None else 0
-                batch = [requests[i] for i in rows]
-                for i, result in zip(rows, self._sample(model, batch, version), strict=True):
-                    results[i] = result
-        return [results[i] for i in range(len(requests))]
+        if not requests:
+            return []
+        adapters = dict.fromkeys(r.adapter for r in requests)
+        sampling = self._sampling(requests[0].adapter) if len(adapters) == 1 else self._mixed(list(adapters))
+        with sampling as model:
+            return self._sample(model, list(requests))
 
-    def _sample(self, model: Any, batch: list[GenerationRequest], version: int) -> list[GenerationResult]:
+    def version_of(self, adapter: str | None) -> int:
+        """How often the adapter's weights have changed; 0 for the base model."""
+        return self.versions.get(adapter, 0) if adapter is not None else 0
+
+    def _sample(self, model: Any, batch: list[GenerationRequest]) -> list[GenerationResult]:
         import torch
 
-        adapter = batch[0].adapter
         with torch.inference_mode():
-            cached = [self._cached(model, r, adapter, version, batch) for r in batch]
+            cached = [self._cached(model, r, batch) for r in batch]
+            model = _PerRow.of(model, [r.adapter for r in batch])
             cache, mask, positions, logits = prefill(model, [r.prompt_ids for r in batch], cached, self._pad)
             device = logits.device
             longest = max(r.max_new_tokens for r in batch)
@@ -220,18 +232,22 @@ class Engine:
                     use_cache=True,
                 )
                 logits = out.logits[:, -1]
-            self._keep(batch, ids, cache, mask, adapter, version)
+            self._keep(batch, ids, cache, mask)
         return [
             GenerationResult(
-                tuple(i), tuple(p), "stop" if i and i[-1] in self.stop_ids else "length", adapter_version=version
+                tuple(i),
+                tuple(p),
+                "stop" if i and i[-1] in self.stop_ids else "length",
+                adapter_version=self.version_of(r.adapter),
             )
-            for i, p in zip(ids, logprobs, strict=True)
+            for r, i, p in zip(batch, ids, logprobs, strict=True)
         ]
 
     def _cached(
-        self, model: Any, request: GenerationRequest, adapter: str | None, version: int, batch: list[GenerationRequest]
+        self, model: Any, request: GenerationRequest, batch: list[GenerationRequest]
     ) -> tuple[Slot, int] | None:
         """What is already computed of this prompt: its episode's slot, else the shared prefix."""
+        adapter, version = request.adapter, self.version_of(request.adapter)
         limit = len(request.prompt_ids) - 1  # the last token is always computed: its logits are needed
         best: tuple[Slot, int] | None = None
         for name in (request.episode, _SHARED):
@@ -241,19 +257,19 @@ class Engine:
             if found is not None and (best is None or found[1] > best[1]):
                 best = found
         if best is None or best[1] < _MIN_SHARED:
-            shared = self._share(model, adapter, version, batch)
+            shared = self._share(model, adapter, version, [r for r in batch if r.adapter == adapter])
             if shared is not None:
                 best = (shared, common_prefix(shared.ids, request.prompt_ids))
         return (best[0], min(best[1], limit)) if best is not None and best[1] > 0 else None
 
     def _share(self, model: Any, adapter: str | None, version: int, batch: list[GenerationRequest]) -> Slot | None:
-        """Compute once what all prompts of this batch start with."""
+        """Compute once what all prompts of this batch, which is of one adapter, start with."""
         first = batch[0].prompt_ids
         length = min(common_prefix(first, r.prompt_ids) for r in batch)
         length = min(length, min(len(r.prompt_ids) for r in batch) - 1)
         if len(batch) < 2 or length < _MIN_SHARED:
             return None
-        cache, _, _, _ = prefill(model, [first[:length]], [None], self._pad)
+        cache, _, _, _ = prefill(_PerRow.of(model, [adapter]), [first[:length]], [None], self._pad)
         slot = Slot(tuple(first[:length]), keys_and_values(cache, 0))
         self._slots.put((_SHARED, adapter, version), slot)
         return slot
@@ -264,8 +280,6 @@ class Engine:
         ids: list[list[int]],
         cache: Any,
         mask: Any,
-        adapter: str | None,
-        version: int,
     ) -> None:
         """Store each episode's keys and values: all of the prompt and reply but the last, unread token."""
         for b, request in enumerate(batch):
@@ -273,5 +287,25 @@ class Engine:
                 continue
             covered = (*request.prompt_ids, *ids[b][:-1])
             kv = keys_and_values(cache, b, mask[b].nonzero().squeeze(1)[: len(covered)])
-            key: SlotKey = (request.episode, adapter, version)
+            key: SlotKey = (request.episode, request.adapter, self.version_of(request.adapter))
             self._slots.put(key, Slot(covered[: kv.shape[3]], kv))
+
+
+class _PerRow:
+    """A model with several adapters on, called with the adapter of each row (peft can do so when it isn't trained)."""
+
+    def __init__(self, model: Any, adapters: list[str | None]) -> None:
+        self.model = model
+        self.names = [a if a is not None else "__base__" for a in adapters]  # peft's name for no adapter
+
+    @staticmethod
+    def of(model: Any, adapters: list[str | None]) -> Any:
+        """``model`` itself unless it is a mixed one."""
+        return _PerRow(model.model, adapters) if isinstance(model, _PerRow) else model
+
+    @property
+    def device(self) -> Any:
+        return self.model.device
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.model(**inputs, adapter_names=self.names)

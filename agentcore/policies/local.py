@@ -20,7 +20,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from agentcore.assembly import CALL_ORDER, to_openai
+from agentcore.assembly import CALL_ORDER, policy_id, to_openai
 from agentcore.environment import Json, ToolCall
 from agentcore.keys import derive_key
 from agentcore.policies.batcher import Batcher
@@ -43,6 +43,8 @@ class LocalChatModel(BaseChatModel):
     engine: Engine = Field(exclude=True, repr=False)
     adapter: str | None = None
     """LoRA adapter to act with; None is the base model."""
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """Adapters by policy id, for nodes that have one of their own: ``{"planner": "a"}``; all others use ``adapter``."""
     temperature: float = 1.0
     max_tokens: int = 48
     tool_format: str = "compact"
@@ -68,6 +70,10 @@ class LocalChatModel(BaseChatModel):
             copy._codec = ChatCodec(self.engine.tokenizer, self.engine.stop_ids, copy.tool_format)
         return copy
 
+    def adapter_of(self, policy_id: str) -> str | None:
+        """The adapter that this policy acts with at a node."""
+        return self.adapters.get(policy_id, self.adapter)
+
     @property
     def codec(self) -> ChatCodec:
         """Renders and reads this policy's chats."""
@@ -82,6 +88,7 @@ class LocalChatModel(BaseChatModel):
         return {
             "model": self.engine.identity.name,
             "adapter": self.adapter,
+            "adapters": dict(self.adapters),
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
@@ -131,13 +138,14 @@ class LocalChatModel(BaseChatModel):
         place = (metadata.get("langgraph_step"), metadata.get("langgraph_node"), metadata.get("langgraph_path"))
         key = derive_key(metadata.get(EPISODE_KEY, self.seed), repr(place), prompt_ids)
         repeat = _repeat(run_manager)
+        node = policy_id(metadata.get("langgraph_checkpoint_ns", ""), metadata.get("lc_agent_name"))
         request = GenerationRequest(
             prompt_ids=prompt_ids,
             # asked the same again (several samples in one node, a retry), it draws anew
             key=derive_key(key, repeat) if repeat else key,
             max_new_tokens=int(kwargs.get("max_tokens", self.max_tokens)),
             temperature=float(kwargs.get("temperature", self.temperature)),
-            adapter=self.adapter,
+            adapter=self.adapter_of(node),
             episode=metadata.get(EPISODE_ID),
         )
         return request, listed, tools
@@ -190,7 +198,7 @@ class LocalChatModel(BaseChatModel):
             logprobs=None,
             temperature=1.0,
             model=self.engine.identity.name,
-            adapter=self.adapter,
+            adapter=self.adapter_of(step.policy_id),
             adapter_version=0,
             segments=self._codec.segments(ids, self._codec.parse(reply, tools, step.id)),
             retokenised=True,

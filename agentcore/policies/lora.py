@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,27 @@ from agentcore.errors import PolicyError
 
 ANY = "(whichever)"
 """For :func:`activate`: adapters on, whichever was active last."""
+
+POLICIES_FILE = "policies.json"
+"""In a folder of several adapters: the adapter's name (a folder beside it) by policy id."""
+
+
+def read_policies(folder: Path) -> dict[str, str]:
+    """Which adapter each policy id acts with, in a folder of several; empty if it holds one adapter for all.
+
+    Raises:
+        PolicyError: if the file can't be read, or names what can't be a folder beside it.
+    """
+    file = folder / POLICIES_FILE
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{file} can't be read ({error}). Save the adapters again.") from error
+    if not isinstance(found, dict) or not all(re.fullmatch(r"[A-Za-z0-9_-]+", str(n)) for n in found.values()):
+        raise PolicyError(f"{file} must hold one JSON object: the name of an adapter beside it by policy id.")
+    return {str(policy_id): str(name) for policy_id, name in found.items()}
 
 
 def read_adapter_config(folder: Path) -> Any:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from agentcore.trace import Step, Trace
 from tests.training.tiny import recorded, step, tokens, trace
-from training.batch import MIN_SHARED, TokenRow, build_sequences, micro_batches, shared_prefix
+from training.batch import MIN_SHARED, TokenRow, Trained, build_sequences, micro_batches, shared_prefix
+
+TRAINED = Trained("tiny", {"policy": 1})
 
 # Rows ------------------------------------------------------------------------------------------------------------
 
@@ -31,6 +33,7 @@ def test_steps_that_continue_each_other_become_one_row() -> None:
             logprobs=(-0.1, -0.2, -0.3),
             steps=(0, 0, 1),
             temperature=1.0,
+            adapter="policy",
         )
     ]
 
@@ -89,7 +92,7 @@ def test_a_step_between_that_is_left_out_does_not_act() -> None:
     ],
 )
 def test_what_is_left_out_is_said_with_its_reason(drawn: Step, advantage: float | None, reason: str) -> None:
-    rows, excluded = build_sequences([trace("t", [drawn])], {"s": advantage}, recorded, sampler=("tiny", "policy"))
+    rows, excluded = build_sequences([trace("t", [drawn])], {"s": advantage}, recorded, trained=TRAINED)
     assert not rows
     assert [(e.step_id, e.reason) for e in excluded] == [("s", reason)]
 
@@ -103,7 +106,7 @@ def test_a_step_that_no_estimator_spoke_of_is_left_out_and_a_superseded_one_does
 def test_imitation_takes_what_was_not_sampled_here_at_temperature_one() -> None:
     steps = [
         step("a", tokens([1], [2], logprobs=None, retokenised=True)),
-        step("b", tokens([1, 2], [3], temperature=0.0, adapter=None)),
+        step("b", tokens([1, 2], [3], temperature=0.0)),
         step("c", tokens([1, 2, 3], [4], temperature=0.7)),
     ]
     rows, excluded = build_sequences([trace("t", steps)], dict.fromkeys("abc", 1.0), recorded, on_policy=False)

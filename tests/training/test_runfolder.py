@@ -17,7 +17,7 @@ from agentcore.errors import AgentCoreError
 from agentcore.policies.engine import Engine
 from agentcore.tracefile import read_traces
 from memory import FaissStore, HashingEmbedder
-from tests.training.tiny import make_updater, play, rows_of, trace
+from tests.training.tiny import make_updaters, play, rows_of, trace
 from training.adapters import save_adapter
 from training.files import append_json, copy_in_place, cut_back, read_jsonl
 from training.runfolder import RunFolder, RunFolderError
@@ -154,12 +154,12 @@ def remembering(path: Path, *notes: str) -> FaissStore:
 
 
 def weights(updater: Any) -> dict[str, Any]:
-    return {n: p.detach().clone() for n, p in updater.parameters.items()}
+    return {n: p.detach().clone() for n, p in updater["policy"].parameters.items()}
 
 
 def test_a_checkpoint_brings_back_weights_optimizer_version_and_records(tiny_engine: Make, tmp_path: Path) -> None:
     engine = tiny_engine()
-    updater = make_updater(engine, learning_rate=0.02)
+    updater = make_updaters(engine, learning_rate=0.02)
     rows = rows_of([play(engine, f"t{i}", 2, i) for i in range(2)], lambda s: 1.0)
     folder = made(tmp_path / "run")
     updater.reinforce(rows)
@@ -177,7 +177,7 @@ def test_a_checkpoint_brings_back_weights_optimizer_version_and_records(tiny_eng
     folder.close()
 
     other = tiny_engine()
-    restored = make_updater(other, learning_rate=0.02, move=0.2)
+    restored = make_updaters(other, learning_rate=0.02, move=0.2)
     resumed = RunFolder.resume(tmp_path / "run", CONFIG)
     place = resumed.place()
     assert place is not None and (place["stage"], place["iteration"]) == ("rl", 1)
@@ -194,7 +194,7 @@ def test_a_checkpoint_brings_back_weights_optimizer_version_and_records(tiny_eng
 @pytest.mark.parametrize("killed", ["while it was written", "between the renames", "before the old one went"])
 def test_a_half_written_checkpoint_is_not_one(tiny_engine: Make, tmp_path: Path, killed: str) -> None:
     engine = tiny_engine()
-    updater = make_updater(engine)
+    updater = make_updaters(engine)
     folder = made(tmp_path / "run")
     folder.checkpoint(engine, updater, {"stage": "sft", "step": 4})
     folder.close()
@@ -234,7 +234,7 @@ def test_the_memory_is_as_it_was_at_the_checkpoint(tiny_engine: Make, tmp_path: 
     folder = made(tmp_path / "run")
     store = remembering(folder.path / "memory", "first", "second")
     store.put(("lessons",), "first", {"text": "first", "failures": 2})
-    folder.checkpoint(engine, make_updater(engine), {"stage": "rl", "iteration": 1}, store)
+    folder.checkpoint(engine, make_updaters(engine), {"stage": "rl", "iteration": 1}, store)
     store.put(("lessons",), "third", {"text": "of an iteration that is run again"})
     store.delete(("lessons",), "second")
     store.close()
@@ -247,11 +247,11 @@ def test_the_memory_is_as_it_was_at_the_checkpoint(tiny_engine: Make, tmp_path: 
 
 def test_the_best_adapter_there_is_becomes_the_one_to_use(tiny_engine: Make, tmp_path: Path) -> None:
     engine = tiny_engine()
-    updater = make_updater(engine)
+    make_updaters(engine)
     folder = made(tmp_path / "run")
     assert folder.publish() is None
     for name in ("warm-start", "best"):
-        save_adapter(engine, updater.adapter, folder.path / "adapters" / name, {"from": name})
+        save_adapter(engine, "policy", folder.path / "adapters" / name, {"from": name})
         path = folder.publish()
         assert path == folder.path / "adapter"
         assert json.loads((path / "manifest.json").read_text()) == {"from": name}

@@ -280,7 +280,7 @@ def test_a_bandit_learns_which_token_pays(tiny_engine: Make, tmp_path: Path) -> 
     settings = TrainSettings(
         lora=LoraSettings(rank=4, alpha=8),
         update=UpdateSettings(learning_rate=0.01, minibatches=2),
-        rl=RlSettings(iterations=8, tasks=4, group_size=8, validate_every=8),
+        rl=RlSettings(iterations=20, tasks=4, group_size=8, validate_every=20),
     )
     run(
         policy,

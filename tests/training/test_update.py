@@ -12,7 +12,7 @@ from agentcore.policies.engine import Engine
 from agentcore.trace import Step, Trace
 from tests.training.tiny import REWARD, SYSTEM, make_updater, play, recorded, rows_of, sample, step, tokens, trace
 from training.adapters import load_weights, save_adapter
-from training.batch import build_sequences, micro_batches, shared_prefix
+from training.batch import Trained, build_sequences, micro_batches, shared_prefix
 from training.config import RlSettings
 from training.loop import credit
 from training.update import Updater, normalised
@@ -124,7 +124,7 @@ def test_with_one_step_episodes_it_is_rloo(tiny_engine: Make) -> None:
         for i, r in enumerate(rewards)
     ]
     earned = credit(group, [REWARD], RlSettings(estimator="step-rloo"))
-    rows, _ = build_sequences(group, earned.advantages, recorded, sampler=("tiny", "policy"))
+    rows, _ = build_sequences(group, earned.advantages, recorded, trained=Trained("tiny", engine.versions))
     found = gradient_of(updater, lambda: updater.reinforce(rows))
 
     size = sum(len(recorded(s).reply_ids) for t in group for s in t.steps)

@@ -15,7 +15,7 @@ from agentcore.errors import SpecError
 from agentcore.policies.engine import Engine
 from agentcore.trace import Trace
 from agentcore.tracefile import read_traces
-from tests.training.tiny import make_updater
+from tests.training.tiny import make_updaters
 from training.adapters import load_weights, save_adapter
 from training.config import SftSettings
 from training.warmstart import Demonstrations, demonstrations, warm_start, write_expert_traces
@@ -93,8 +93,8 @@ def test_tokens_of_another_model_are_read_as_text(tiny_engine: Make, expert: lis
 
 def test_it_learns_to_write_as_the_expert_did(tiny_engine: Make, expert: list[Trace]) -> None:
     engine = tiny_engine()
-    updater = make_updater(engine)
-    data = demonstrations(expert, LocalChatModel(engine=engine))
+    updater = make_updaters(engine)
+    data = demonstrations(expert, LocalChatModel(engine=engine, adapter="policy"))
     seen: list[tuple[int, float | None]] = []
     settings = SftSettings(steps=6, batch_traces=3, learning_rate=0.01, validate_every=2)
     last = warm_start(updater, data, settings, seed=0, on_step=lambda n, stats, loss: seen.append((n, loss)))
@@ -108,23 +108,23 @@ def test_it_goes_on_after_a_break_as_if_there_had_been_none(
     tiny_engine: Make, expert: list[Trace], tmp_path: Path
 ) -> None:
     settings = SftSettings(steps=4, batch_traces=2, learning_rate=0.01, validate_every=2)
-    whole = make_updater(tiny_engine())
-    data = demonstrations(expert, LocalChatModel(engine=whole.engine))
+    whole = make_updaters(tiny_engine())
+    data = demonstrations(expert, LocalChatModel(engine=whole.engine, adapter="policy"))
     warm_start(whole, data, settings, seed=3)
 
-    first = make_updater(tiny_engine())
+    first = make_updaters(tiny_engine())
     assert warm_start(first, data, settings, seed=3, stop=lambda n: n == 2) == 2
     save_adapter(first.engine, "policy", tmp_path / "adapter", {})
-    second = make_updater(tiny_engine())
+    second = make_updaters(tiny_engine())
     load_weights(second.engine, "policy", tmp_path / "adapter")
     second.load_state(first.state())
     assert warm_start(second, data, settings, seed=3, start=2) == 4
-    assert all(torch.equal(p, second.parameters[n]) for n, p in whole.parameters.items())
+    assert all(torch.equal(p, second["policy"].parameters[n]) for n, p in whole["policy"].parameters.items())
 
 
 def test_it_stops_when_validation_stops_improving_also_across_a_break(tiny_engine: Make, expert: list[Trace]) -> None:
-    updater = make_updater(tiny_engine())
-    data = demonstrations(expert, LocalChatModel(engine=updater.engine))
+    updater = make_updaters(tiny_engine())
+    data = demonstrations(expert, LocalChatModel(engine=updater.engine, adapter="policy"))
     still = SftSettings(steps=20, batch_traces=1, learning_rate=0.0, validate_every=1, patience=3)
     assert warm_start(updater, data, still, seed=0) == 4  # the first is the best, three more bring nothing
     assert warm_start(updater, data, still, seed=0, start=2, losses=[1.0, 1.0]) == 4
@@ -134,8 +134,8 @@ def test_it_stops_when_validation_stops_improving_also_across_a_break(tiny_engin
 
 
 def test_a_batch_is_never_larger_than_what_there_is(tiny_engine: Make, expert: list[Trace]) -> None:
-    updater = make_updater(tiny_engine())
-    data = demonstrations(expert, LocalChatModel(engine=updater.engine))
+    updater = make_updaters(tiny_engine())
+    data = demonstrations(expert, LocalChatModel(engine=updater.engine, adapter="policy"))
     few = Demonstrations(data.train[:1], data.validation)
     stats: list[Any] = []
     warm_start(

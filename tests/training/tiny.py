@@ -13,6 +13,7 @@ from training.adapters import create_adapter
 from training.batch import TokenRow, build_sequences
 from training.config import LoraSettings, UpdateSettings
 from training.update import Updater
+from training.updaters import Updaters
 
 REWARD = RewardSpec("reward", 0.0, 1.0, "what the test gives")
 LORA = LoraSettings(rank=4, alpha=8)
@@ -58,19 +59,28 @@ def recorded(drawn: Step) -> Tokens:
 
 
 def make_updater(engine: Engine, *, double: bool = False, move: float = 0.0, **settings: Any) -> Updater:
-    """An updater of a fresh adapter; ``move`` displaces its weights, which at first change nothing."""
+    """An updater of a fresh adapter ``policy``; ``move`` displaces its weights, which at first change nothing."""
+    return make_updaters(engine, double=double, move=move, **settings)["policy"]
+
+
+def make_updaters(
+    engine: Engine, names: Sequence[str] = ("policy",), *, double: bool = False, move: float = 0.0, **settings: Any
+) -> Updaters:
+    """Updaters of fresh adapters, all displaced alike."""
     import torch
 
-    create_adapter(engine, "policy", LORA, seed=0)
+    for name in names:
+        create_adapter(engine, name, LORA, seed=0)
     if double:
         engine.model.double()
-    updater = Updater(engine, "policy", UpdateSettings(**settings))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in updater.parameters.values():
-            parameter.add_(move * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
-    engine.bump("policy")
-    return updater
+    updaters = Updaters(engine, names, UpdateSettings(**settings))
+    for name in names:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in updaters[name].parameters.values():
+                parameter.add_(move * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+        engine.bump(name)
+    return updaters
 
 
 def sample(engine: Engine, prompt: Sequence[int], key: int, *, count: int = 6, temperature: float = 1.0) -> Tokens:
