@@ -87,6 +87,7 @@ def doctor(json_: bool) -> None:
 @click.option("--adapter", type=click.Path(), default=None, help="Folder of a trained adapter.")
 @click.option("--policy", type=click.Choice(["local", "oracle"]), default="local", show_default=True)
 @click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0.0), help="0 is greedy.")
+@click.option("--planner", is_flag=True, help="The policy also plans (on by itself where an adapter is a planner's).")
 @click.option("--without", multiple=True, help="Switch a capability off (may be repeated).")
 @click.option("--out", type=click.Path(), default=None, help="Append the traces to this file.")
 @click.option("--seed", default=0, show_default=True)

@@ -43,6 +43,7 @@ def build_agent(
     context_budget: int = 512,
     belief_budget: int = 128,
     memory_budget: int = 96,
+    planner: BaseChatModel | None = None,
     name: str = "agent",
 ) -> CompiledStateGraph[AgentState, None, Any, Any]:
     """An agent acting in ``environment`` with ``policy``, as a compiled graph.
@@ -58,6 +59,8 @@ def build_agent(
         layout: ``append`` or ``rewrite``, see :mod:`agentcore.capabilities.reasoning`.
         context_budget, belief_budget, memory_budget: tokens of a whole prompt, of a rendered belief, and of what
             memory may show per turn.
+        planner: a chat model that writes the plan (policy id ``planning``); None plans by rules. It may be ``policy``
+            itself, with an adapter of its own.
 
     Raises:
         SpecError: for an unknown capability.
@@ -78,10 +81,11 @@ def build_agent(
         belief_budget=belief_budget,
         history="reasoning" in on,
     )
+    plan = PlanningNode(planner)
     nodes: dict[str, Any] = {
         "perception": PerceptionNode(),
         "memory": MemoryNode(store, count_tokens=count, budget=memory_budget),
-        "planning": PlanningNode(),
+        "planning": RunnableLambda(plan, afunc=plan.acall, name="plan") if planner else plan,
         "tool_use": ToolUseNode(tools),
         "self_improvement": SelfImprovementNode(store),
     }

@@ -50,6 +50,7 @@ def run_episodes(
     adapter: str | None,
     policy: str,
     temperature: float,
+    planner: bool,
     without: tuple[str, ...],
     out: str | None,
     seed: int,
@@ -73,7 +74,9 @@ def run_episodes(
             actor.prepare(episode.id, env, episode.task, episode.key)
     else:
         actor = load_policy(model, adapter, temperature=temperature, max_tokens=32)
-    graph = build_agent(actor, env, capabilities=[c for c in CAPABILITIES if c not in without])
+    planner = planner or "planning" in getattr(actor, "adapters", {})
+    on = [c for c in CAPABILITIES if c not in without]
+    graph = build_agent(actor, env, planner=actor if planner else None, capabilities=on)
     with writing as writer:
         return rollout(graph, planned, memory=FaissStore(None), on_trace=writer.write if writer else None).traces
 

@@ -52,6 +52,14 @@ def quickstart(name: str, runs: str, resume: bool, quiet: bool, json_: bool, **o
 @click.option("--env", "environment", default="assistant", show_default=True)
 @click.option("--level", default="hard", show_default=True, help="Level that is trained and evaluated on.")
 @click.option("--traces", type=click.Path(), default=None, help="Trace file to warm-start from.")
+@click.option("--planner", is_flag=True, help="The policy also writes the plan, in a node of its own.")
+@click.option(
+    "--adapters",
+    type=click.Choice(["shared", "per-node"]),
+    default="shared",
+    show_default=True,
+    help="One LoRA adapter for all nodes, or one for each.",
+)
 @_run_options
 @as_json
 def train(name: str, runs: str, resume: bool, quiet: bool, json_: bool, **options: Any) -> None:
@@ -66,6 +74,8 @@ def train(name: str, runs: str, resume: bool, quiet: bool, json_: bool, **option
         environment=options.pop("environment"),
         level=options.pop("level"),
         traces=options.pop("traces"),
+        planner=options.pop("planner"),
+        adapters=options.pop("adapters"),
     )
     _start(_configured(config, options), folder_of(runs, name), resume, quiet, json_)
 
@@ -120,6 +130,7 @@ def _start(config: Any, path: Path, resume: bool, quiet: bool, json_: bool) -> N
 @click.option("--model", default=None)
 @click.option("--env", "environment", default="assistant", show_default=True)
 @click.option("--level", default="hard", show_default=True)
+@click.option("--planner", is_flag=True, help="The policy also plans (on by itself where an adapter is a planner's).")
 @click.option("--split", type=click.Choice(["train", "heldout", "adversarial"]), multiple=True, default=("heldout",))
 @click.option("--tasks", default=64, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True, help="Seed of the task lists.")

@@ -25,6 +25,7 @@ def evaluate_splits(
     model: str | None,
     environment: str,
     level: str,
+    planner: bool,
     split: tuple[Any, ...],
     tasks: int,
     seed: int,
@@ -38,7 +39,7 @@ def evaluate_splits(
     # a file that can't be written to is said before the work is done
     writing = TraceWriter(out) if out is not None else nullcontext()
     policy = load_policy(model, adapter, temperature=0.0, max_tokens=config.max_tokens)
-    graph = build_agent(policy, env)
+    graph = build_agent(policy, env, planner=policy if planner or "planning" in policy.adapters else None)
     reporter = Reporter(quiet=quiet)
     results = []
     with writing as writer:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentcore.environment import Environment, Split
 from agentcore.environments import make_environment
@@ -52,6 +52,10 @@ class QuickstartConfig:
     expert_level: str = "easy"
     level: str = "medium"
     """Levels of the assistant environment: the expert traces', and that of training and evaluation."""
+    planner: bool = False
+    """The policy also writes the plan, in a node of its own (policy id ``planning``)."""
+    adapters: Literal["shared", "per-node"] = "shared"
+    """One adapter for all nodes, or one for each."""
     step_limit: int = 8
     expert_traces: int = 56
     train_tasks: int = 400
@@ -95,14 +99,18 @@ class Quickstart:
                 engine=self.policy.engine, spec=self.hard.spec, settings=as_json, seed=config.settings.seed
             )
             self.folder = RunFolder.create(path, as_json, manifest)
-        create_adapter(self.policy.engine, ADAPTER, config.settings.lora, config.settings.seed)
-        self.updater = Updaters(self.policy.engine, [ADAPTER], config.settings.update)
+        nodes = ["planning", "reasoning"] if config.planner else ["reasoning"]
+        self.assigned = {node: node for node in nodes} if config.adapters == "per-node" else {}
+        names = list(self.assigned.values()) or [ADAPTER]
+        for name in names:
+            create_adapter(self.policy.engine, name, config.settings.lora, config.settings.seed)
+        self.updater = Updaters(self.policy.engine, names, config.settings.update)
         self.job = self._job(self.hard)
 
     def _job(self, environment: Environment) -> Job:
         c = self.config
         return Job(
-            graph=build_agent(self.policy, environment),
+            graph=build_agent(self.policy, environment, planner=self.policy if c.planner else None),
             policy=self.policy,
             tasks=environment.tasks("train", c.train_tasks),
             validation=environment.tasks("heldout", c.validation_tasks, seed=1),
@@ -110,6 +118,7 @@ class Quickstart:
             settings=c.settings,
             folder=self.folder,
             updater=self.updater,
+            assigned=self.assigned,
             reporter=self.reporter,
             memory=self.folder.memory(),
             evaluation_memory=FaissStore(None),  # empty, as before training episodes wrote to it
@@ -124,7 +133,7 @@ class Quickstart:
                 self.reporter.say(f"Resuming after {_where(place)}.")
             self.policy.adapter = None
             self._evaluate("base", "heldout", self.config.base_tasks)
-            self.policy.adapter = ADAPTER
+            self._act_with_adapters()
             self._warm_start(place)
             self._reinforce()
             return self._finish()
@@ -136,6 +145,10 @@ class Quickstart:
             if self.job.memory is not None:
                 self.job.memory.close()
             self.folder.close()
+
+    def _act_with_adapters(self) -> None:
+        self.policy.adapters.update(self.assigned)
+        self.policy.adapter = None if self.assigned else ADAPTER
 
     # -- stages ---------------------------------------------------------------------------------------------
 
@@ -154,7 +167,7 @@ class Quickstart:
         if place is None or place["stage"] == "sft":
             step = self._imitate(place["step"] if place is not None else 0)
             self.job.save("warm-start")
-            self.folder.checkpoint(self.policy.engine, self.updater, {"stage": "warm", "step": step})
+            self._checkpoint({"stage": "warm", "step": step})
         if place is None or place["stage"] in ("sft", "warm"):
             self._evaluate("warm start", "heldout", self.config.heldout_tasks)
             self._evaluate("warm start", "adversarial", self.config.adversarial_tasks)
@@ -165,7 +178,12 @@ class Quickstart:
         path = Path(self.config.traces or self.folder.path / "traces" / "expert.jsonl")
         if self.config.traces is None and not path.exists():
             write_expert_traces(
-                self.easy, self.config.expert_traces, path, seed=s.seed, tool_format=self.policy.tool_format
+                self.easy,
+                self.config.expert_traces,
+                path,
+                seed=s.seed,
+                tool_format=self.policy.tool_format,
+                planner=self.config.planner,
             )
         traces, problems = read_traces(path)
         for problem in problems:
@@ -179,9 +197,12 @@ class Quickstart:
                 self.folder.metric({"stage": "sft", "step": step, "validation_loss": loss, **stats})
                 advance(1)
                 if loss is not None:
-                    self.folder.checkpoint(self.policy.engine, self.updater, {"stage": "sft", "step": step})
+                    self._checkpoint({"stage": "sft", "step": step})
 
             return warm_start(self.updater, data, s.sft, seed=s.seed, start=start, losses=losses, on_step=on_step)
+
+    def _checkpoint(self, place: Mapping[str, Any]) -> None:
+        self.folder.checkpoint(self.policy.engine, self.updater, place, assigned=self.assigned)
 
     def _reinforce(self) -> None:
         s = self.config.settings.rl

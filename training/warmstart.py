@@ -24,13 +24,19 @@ from training.update import Stats
 from training.updaters import Updaters
 
 
-def write_expert_traces(environment: Environment, count: int, path: Path, *, seed: int, tool_format: str) -> None:
-    """Run the environment's oracle through the agent graph and log what it did, as anyone's expert would be logged."""
+def write_expert_traces(
+    environment: Environment, count: int, path: Path, *, seed: int, tool_format: str, planner: bool = False
+) -> None:
+    """Run the environment's oracle through the agent graph and log what it did, as anyone's expert would be logged.
+
+    With ``planner`` it also writes the plans, as a policy of its own.
+    """
     expert = ExpertPolicy(tool_format=tool_format)
     planned = episodes(environment.tasks("train", count, seed=seed), seed=seed, purpose="expert")
     for episode in planned:
         expert.prepare(episode.id, environment, episode.task, episode.key)
-    traces = rollout(build_agent(expert, environment), planned, memory=FaissStore(None)).traces
+    agent = build_agent(expert, environment, planner=expert if planner else None)
+    traces = rollout(agent, planned, memory=FaissStore(None)).traces
     partial = partial_of(path)
     with TraceWriter(partial) as writer:
         for trace in traces:

@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from agentcore.capabilities.planning import PLAN_SYSTEM, write_plan
 from agentcore.environment import Action, Environment, HasOracle, Task
 from agentcore.errors import PolicyError, SpecError
 from agentcore.keys import derive_key
@@ -79,7 +80,8 @@ def expert_actions(environment: Environment, task: Task, episode_key: int) -> li
 
 
 class ExpertPolicy(ScriptedChatModel):
-    """Replays the oracle's actions, one per call, in a tool format; register episodes with :meth:`prepare`."""
+    """Replays the oracle's actions, one per call, in a tool format, and plans as the rules do where it is the planner;
+    register episodes with :meth:`prepare`."""
 
     script: Script = lambda messages, metadata: AIMessage("")
     tool_format: str = "compact"
@@ -90,14 +92,17 @@ class ExpertPolicy(ScriptedChatModel):
         self.plans[episode] = expert_actions(environment, task, key)
 
     def _generate(self, messages: list[BaseMessage], *args: Any, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        return self._next(run_manager)
+        return self._next(messages, run_manager)
 
     async def _agenerate(
         self, messages: list[BaseMessage], *args: Any, run_manager: Any = None, **kw: Any
     ) -> ChatResult:
-        return self._next(run_manager)
+        return self._next(messages, run_manager)
 
-    def _next(self, run_manager: Any) -> ChatResult:
+    def _next(self, messages: list[BaseMessage], run_manager: Any) -> ChatResult:
+        if messages[0].content == PLAN_SYSTEM:  # asked as a planner
+            plan = write_plan(str(messages[-1].content).splitlines()[0])
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(plan))])
         episode = str((run_manager.metadata or {}).get(EPISODE_ID))
         if not self.plans.get(episode):
             raise PolicyError(

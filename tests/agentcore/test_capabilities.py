@@ -13,6 +13,7 @@ from langgraph.runtime import Runtime
 
 from agentcore.capabilities import MemoryNode, PerceptionNode, PlanningNode, SelfImprovementNode
 from agentcore.capabilities.memory import LESSONS
+from agentcore.capabilities.planning import PLAN_SYSTEM, read_plan, write_plan
 from agentcore.environment import Json, Task
 from agentcore.environments.assistant import AssistantEnvironment
 from agentcore.environments.frozen_lake import FrozenLakeEnvironment
@@ -224,6 +225,56 @@ def test_a_plan_is_filled_in_and_revised() -> None:
     assert ("add up", "open") in plan(state) and state["plan_note"] == "Plan: add up, answer."
     state = agent.hear("", "45+30 = 75", names=("compute",))
     assert ("add up", "done") in plan(state)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("find amber; find Lyon; add up; answer", (["amber", "Lyon"], True)),
+        ("1. Find amber\n2. find AMBER.\n3) add them up\n4. answer", (["amber"], True)),
+        ("find wax, answer", (["wax"], False)),
+        ("", None),
+        ("I will look at the <script>alert(1)</script>; answer", None),
+        ("find " + "x" * 60, None),
+        ("; ".join(f"find item{i}" for i in range(30)), ([f"item{i}" for i in range(8)], False)),
+    ],
+)
+def test_a_written_plan_is_read_as_data(text: str, read: Any) -> None:
+    assert read_plan(text) == read
+
+
+def test_a_policy_plans_once_and_anew_when_its_plan_is_contradicted() -> None:
+    asked: list[str] = []
+
+    def script(messages: Any, metadata: Any) -> AIMessage:
+        if messages[0].content != PLAN_SYSTEM:
+            return AIMessage("", tool_calls=[{"name": "lookup", "args": {"name": "amber"}, "id": f"c{len(asked)}"}])
+        asked.append(messages[-1].content)
+        return AIMessage("find amber; answer" if len(asked) == 1 else "no plan at all")
+
+    planner = ScriptedChatModel(script=script)
+    environment = AssistantEnvironment("hard", step_limit=6)
+    corrected = (t for t in environment.tasks("train", 40) if "Correction: amber" in str(t.data))
+    task = next(corrected)
+    (trace,) = rollout(build_agent(planner, environment, planner=planner), episodes([task])).traces
+    plans = [s for s in trace.steps if s.policy_id == "planning"]
+    assert len(plans) == len(asked) >= 1 and plans[0].messages[-1]["content"] == task.instruction
+    first = next(s for s in trace.steps if s.policy_id == "reasoning")
+    assert "Plan: find amber, answer." in str(first.messages[-1]["content"])
+    assert all("Changed: " in text for text in asked[1:])
+
+
+def test_experts_plan_too_and_the_plan_is_the_rules_one() -> None:
+    environment = AssistantEnvironment("hard")
+    planned = episodes(environment.tasks("train", 6))
+    expert = ExpertPolicy()
+    for episode in planned:
+        expert.prepare(episode.id, environment, episode.task, episode.key)
+    traces = rollout(build_agent(expert, environment, planner=expert), planned, memory=FaissStore(None)).traces
+    for one in traces:
+        assert one.outcome == "terminated" and one.component_totals()["success"] == 1.0
+        plan = next(s for s in one.steps if s.policy_id == "planning").reply
+        assert plan == write_plan(one.task.instruction) and read_plan(plan) is not None
 
 
 def test_an_agent_in_an_episode_revises_its_plan_after_a_correction() -> None:

@@ -167,6 +167,23 @@ def test_a_run_without_reinforcement_uses_the_warm_start_and_can_be_resumed(tiny
         start(replace(config, base_tasks=3), tmp_path / "run", resume=True)
 
 
+def test_planner_and_actor_train_adapters_of_their_own(tiny_folder: Path, tmp_path: Path) -> None:
+    settings = replace(CONFIG.settings, rl=replace(CONFIG.settings.rl, iterations=1))
+    config = replace(CONFIG, model=str(tiny_folder), settings=settings, planner=True, adapters="per-node")
+    result = start(config, tmp_path / "run")
+    drawn_by = {
+        (s.policy_id, s.tokens.adapter) for t in traces(tmp_path / "run") for s in t.steps if s.tokens is not None
+    }
+    assert drawn_by == {("planning", "planning"), ("reasoning", "reasoning")}
+    metrics = [m for m in read_jsonl(tmp_path / "run" / "metrics.jsonl") if m["stage"] == "sft"]
+    assert metrics and all("planning/loss" in m and "reasoning/loss" in m for m in metrics)
+    base: Any = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    for name in ("planning", "reasoning"):
+        PeftModel.from_pretrained(base, str(Path(result["adapter"]) / name))
+    again = start(config, tmp_path / "run", resume=True)
+    assert again["evaluations"] == result["evaluations"]
+
+
 def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
     wrong = replace(CONFIG, model="no such model")
     with pytest.raises(RunFolderError, match="There is no run"):
