@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from agentcore.policies.engine import Engine
 from training.adapters import adapter_parameters
+from training.attention import fused
 from training.batch import TokenRow, micro_batches, shared_prefix
 from training.config import UpdateSettings
 from training.losses import aggregate_tokens, kl_k3, policy_gradient_loss, sft_loss, token_logprobs_and_entropy
@@ -40,15 +41,20 @@ class ActionLogprobs(nn.Module):
         body = causal.base_model
         rows, shared = ids.shape[0], prefix.shape[0]
         cache = None
-        if shared:
-            cache = DynamicCache()
-            body(input_ids=prefix[None], cache=cache, use_cache=True)
-            cache.batch_repeat_interleave(rows)
-            mask = torch.cat([mask.new_ones(rows, shared), mask], dim=1)
-        positions = torch.arange(shared, shared + ids.shape[1], device=ids.device).expand(rows, -1)
-        hidden = body(
-            input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=cache is not None
-        ).last_hidden_state
+        with fused(causal) as without_mask:
+            if shared:
+                cache = DynamicCache()
+                body(input_ids=prefix[None], cache=cache, use_cache=True)
+                cache.batch_repeat_interleave(rows)
+                mask = torch.cat([mask.new_ones(rows, shared), mask], dim=1)
+            positions = torch.arange(shared, shared + ids.shape[1], device=ids.device).expand(rows, -1)
+            hidden = body(
+                input_ids=ids,
+                attention_mask=None if without_mask else mask,
+                position_ids=positions,
+                cache=cache,
+                use_cache=cache is not None,
+            ).last_hidden_state
         head = causal.get_output_embeddings()
         return token_logprobs_and_entropy(
             hidden[row_N, column_N - 1],
